@@ -1,6 +1,6 @@
-"""Array types of the data plane, and Arrow arrays of them.
+"""Array types in the data plane, and conversion to Arrow.
 
-`pyarrow.array` imports pandas, if it is installed, which takes longer than a small build.
+`pyarrow.array` imports pandas, if installed, which takes longer than a small build.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
 
 def arrow_numbers(values: npt.NDArray[Any]) -> Any:
-    """Return numbers as an Arrow array that shares their memory."""
+    """Convert numbers to an Arrow array, sharing memory."""
     import pyarrow as pa
 
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    arrow_type = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
-def arrow_column(values: Sequence[int | str | bytes | None], kind: Any) -> Any:
-    """Return integers, texts or bytes as an Arrow array of the type `kind`."""
+def arrow_column(values: Sequence[int | str | bytes | None], arrow_type: Any) -> Any:
+    """Convert integers, texts or bytes to an Arrow array."""
     import pyarrow as pa
 
-    valid = np.array([value is not None for value in values], np.bool_)
+    is_valid = np.array([value is not None for value in values], np.bool_)
     buffers: list[Any]
-    if pa.types.is_integer(kind):
-        buffers = [np.array([value or 0 for value in values], np.dtype(str(kind)))]
+    if pa.types.is_integer(arrow_type):
+        buffers = [np.array([value or 0 for value in values], np.dtype(str(arrow_type)))]
     else:
-        parts: list[Any] = [v.encode() if isinstance(v, str) else v or b"" for v in values]
-        ends = np.cumsum([0, *(len(part) for part in parts)])
-        if ends[-1] > np.iinfo(np.int32).max:
+        encoded: list[Any] = [
+            value.encode() if isinstance(value, str) else value or b"" for value in values
+        ]
+        offsets = np.cumsum([0, *(len(value) for value in encoded)])
+        if offsets[-1] > np.iinfo(np.int32).max:
             raise pa.ArrowCapacityError("a column of an Arrow file is limited to 2 GiB of text")
-        buffers = [ends.astype(np.int32), b"".join(parts)]
-    bits = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(values), [bits, *map(pa.py_buffer, buffers)])
+        buffers = [offsets.astype(np.int32), b"".join(encoded)]
+    validity = None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    return pa.Array.from_buffers(arrow_type, len(values), [validity, *map(pa.py_buffer, buffers)])

@@ -1,8 +1,5 @@
-"""Memory that was freed, given back to the system.
-
-The C library keeps the pages of freed arrays for later ones: after arrays of many sizes, several
-times what is in use.
-"""
+"""Trims the heap. glibc keeps freed pages: after arrays of many sizes, several times what is in
+use."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from functools import cache
 from typing import Any
 
 
-def give_back() -> None:
-    """Give freed memory back to the system, where the C library can (glibc)."""
+def trim_heap() -> None:
+    """Return freed memory to the system, on glibc."""
     if trim := _malloc_trim():
         trim(0)
 

@@ -135,7 +135,7 @@ class CountWorker:
                     counts.bytes -= sum(sizes[k] for k, _ in rejected)
                 octets = np.array([len(sampled.texts[k].encode()) for k in kept], np.int64)
                 if self.job.masks and encoded.weights is not None:
-                    counts.learnt = int(np.count_nonzero(encoded.weights != marks.MASKED))
+                    counts.learnt = int(np.count_nonzero(encoded.weights != marks.MASKED_CODE))
                 counts.measure(
                     np.diff(encoded.starts) - 1, octets, np.array(text_bytes, np.int64)[kept]
                 )

@@ -18,7 +18,7 @@ from ..dataplane.datasets.dataset import Dataset
 from ..dataplane.datasets.fields import format_fields
 from ..dataplane.datasets.view import View, base_dataset_totals, parse_view
 from ..dataplane.shards.documents import DocumentOrigin
-from ..dataplane.tokenizers.brackets import bracketed
+from ..dataplane.tokenizers.brackets import format_brackets
 
 
 def summary(url: str) -> dict[str, Any]:
@@ -193,4 +193,4 @@ def describe_document(url: str, number: int) -> str:
 def text(url: str, ids: list[int], weights: list[float] | None = None) -> str:
     """Decode ids with the dataset's tokenizer; with weights, put brackets around unlearnt text."""
     tokenizer = tokenizers.load(manifests.load(url).tokenizer, url)
-    return tokenizer.decode(ids) if weights is None else bracketed(tokenizer, ids, weights)
+    return tokenizer.decode(ids) if weights is None else format_brackets(tokenizer, ids, weights)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import IntegrityError
-from ..freed import give_back
+from ..freed import trim_heap
 from ..storage import storage
 from ..storage.sealed import seal, unseal
 from .epochs.epoch import Cut
@@ -268,7 +268,7 @@ class Plan(PhaseTimeline[Phase]):
             ) from None
         assert plan.hash == data["hash"], "a sealed plan has the hash that it was saved with"
         del data
-        give_back()
+        trim_heap()
         return replace(plan, sources=tuple(_resolve_url(source, folder) for source in plan.sources))
 
 

@@ -1,10 +1,9 @@
 """Tokenizers by kind: text to ids when a dataset is built, ids to text when it is read.
 
-They are part of the data plane because readers of a dataset (an audit, a sample of a run) show its
-documents as text. A manifest holds the arguments that restore its tokenizer; larger files lie
-beside the manifest, named by their content.
+They belong to the data plane because readers (an audit, a run's samples) show documents as text. A
+manifest holds the arguments to restore the tokenizer; larger files lie beside it, named by content.
 
-To add a kind, write a module beside this one that implements tokenizer.py, and add a line to
+To add a kind, write a module beside this file that implements tokenizer.py, and add a line to
 TOKENIZERS.
 """
 
@@ -28,8 +27,8 @@ __all__ = [
     "Tokenizer",
     "id_type",
     "load",
-    "module_of",
     "restore",
+    "tokenizer_module",
 ]
 
 TOKENIZERS = {
@@ -39,21 +38,21 @@ TOKENIZERS = {
 
 
 def load(info: TokenizerInfo, url: str) -> Tokenizer:
-    """Load the tokenizer of the dataset at `url`, whose manifest holds `info`."""
+    """Load the tokenizer for the dataset at `url`, whose manifest holds `info`."""
     return restore(info, partial(read_named, url), url)
 
 
 def restore(info: TokenizerInfo, read: Callable[[str], bytes], where: str) -> Tokenizer:
-    """Restore a tokenizer from its manifest entry; `read` reads the files beside the manifest."""
+    """Restore a tokenizer from a manifest entry; `read` reads files beside the manifest."""
     if info.kind not in TOKENIZERS:
         raise InputError(
             f"the manifest of {where} names no tokenizer, so its ids cannot be shown as text",
             hint="index it again with --tokenizer byte or --tokenizer FILE.json",
         )
-    return module_of(info.kind).restore(info, read)
+    return tokenizer_module(info.kind).restore(info, read)
 
 
-def module_of(kind: str) -> TokenizerModule:
-    """Return the module of a kind of tokenizer."""
+def tokenizer_module(kind: str) -> TokenizerModule:
+    """Import the module for a kind of tokenizer."""
     module: TokenizerModule = import_module(TOKENIZERS[kind])
     return module

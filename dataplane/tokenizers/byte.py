@@ -1,8 +1,8 @@
-"""Bytes as tokens: ids 0–255 are the bytes of UTF-8, special tokens follow.
+"""Bytes as tokens: ids 0–255 are UTF-8 bytes, special tokens follow.
 
-For DNA, lower-case bases (the masked repeats of a genome) become the ids of their upper case and
-weigh less in the loss: a sequence that repeats a million times is not what a model should learn.
-Control tags, which a model reads and need not write, have no loss on request (genome.py).
+For DNA, lower-case bases (a genome's masked repeats) become upper-case ids and weigh less in the
+loss: a sequence that repeats a million times is not what a model should learn. Control tags, which
+a model reads and need not write, have no loss on request (genome.py).
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import numpy.typing as npt
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from . import genome
-from .fast_bpe import byte_letters
-from .tokenizer import Encoded, Raw, SpecialToken, id_type, spans_of_sizes
+from .fast_bpe import letters_by_byte
+from .tokenizer import Encoded, Raw, SpecialToken, id_type, spans_from_sizes
 
 PACKAGES: tuple[str, ...] = ()
 
 END = "<|endoftext|>"
-SEPARATE = {"single_word": False, "lstrip": False, "rstrip": False}
-"""How the `tokenizers` library finds a special token: anywhere, without the space around it."""
-UPPER = np.arange(256, dtype=np.uint16)
-UPPER[ord("a") : ord("z") + 1] -= 32
+ADDED_TOKEN_FLAGS = {"single_word": False, "lstrip": False, "rstrip": False}
+"""Options in the `tokenizers` library: special tokens are found anywhere, without white space
+around them."""
+UPPER_IDS = np.arange(256, dtype=np.uint16)
+UPPER_IDS[ord("a") : ord("z") + 1] -= 32
 MASKED_WEIGHT = 0.1
 MAX_FOREIGN = 0.1
-MASKED = np.zeros(256, np.uint8)
-MASKED[ord("a") : ord("z") + 1] = 1
+MASKED_CODES = np.zeros(256, np.uint8)
+MASKED_CODES[ord("a") : ord("z") + 1] = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +82,12 @@ class ByteTokenizer:
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
         table = (1.0, *[config.masked_weight] * config.dna, *[0.0] * config.mask_control_tags)
-        self.whole_because = None
+        self.unsplittable_reason = None
         self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
         self._end = 256
         spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
-        self._names = {name: 256 + n for n, name in enumerate(config.special_tokens)}
+        self._names = {name: 256 + number for number, name in enumerate(config.special_tokens)}
         self.special = {name: SpecialToken(id) for name, id in self._names.items()}
         vocab_size = 256 + len(self._names)
         self._dtype = np.dtype(id_type(vocab_size))
@@ -94,7 +95,7 @@ class ByteTokenizer:
         self._special = re.compile("|".join(map(re.escape, longest_first)))
         self.info = TokenizerInfo(
             kind="byte",
-            # Covers the meaning of ids, not their weights: a mixture may combine DNA and text.
+            # Covers the ids' meaning, not weights: a mixture may combine DNA and text.
             fingerprint=hashlib.sha256(json.dumps(["byte", *self._names]).encode()).hexdigest(),
             vocab_size=vocab_size,
             end_of_document=self._end,
@@ -106,23 +107,25 @@ class ByteTokenizer:
         return self.config.special_tokens[0]
 
     def library_file(self) -> bytes:
-        letters = byte_letters()
-        upper = [
-            {"type": "Replace", "pattern": {"String": chr(byte)}, "content": chr(UPPER[byte])}
+        letters = letters_by_byte()
+        replacements = [
+            {"type": "Replace", "pattern": {"String": chr(byte)}, "content": chr(UPPER_IDS[byte])}
             for byte in range(256 * self.config.dna)
-            if UPPER[byte] != byte
+            if UPPER_IDS[byte] != byte
         ]
-        added = [
-            {"id": id, "content": name, "special": True, "normalized": False, **SEPARATE}
+        added_tokens = [
+            {"id": id, "content": name, "special": True, "normalized": False, **ADDED_TOKEN_FLAGS}
             for name, id in self._names.items()
         ]
-        bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
         content = {
             "version": "1.0",
-            "added_tokens": added,
-            "normalizer": {"type": "Sequence", "normalizers": upper} if upper else None,
-            "pre_tokenizer": {**bytes_alone, "use_regex": False},
-            "decoder": {**bytes_alone, "use_regex": False},
+            "added_tokens": added_tokens,
+            "normalizer": {"type": "Sequence", "normalizers": replacements}
+            if replacements
+            else None,
+            "pre_tokenizer": {**byte_level, "use_regex": False},
+            "decoder": {**byte_level, "use_regex": False},
             "model": {
                 "type": "BPE",
                 "vocab": {letter: byte for byte, letter in letters.items()},
@@ -138,7 +141,7 @@ class ByteTokenizer:
             return self._finish(
                 np.frombuffer(texts.data, np.uint8), np.concatenate([[0], texts.ends])
             )
-        # One separator after each text reserves the place of its end token.
+        # A separator after each text reserves space for the end token.
         joined = "\0".join([*texts, ""])
         data = np.frombuffer(joined.encode(), np.uint8)
         if len(data) == len(joined):
@@ -149,58 +152,60 @@ class ByteTokenizer:
         return self._finish(data, starts)
 
     def decode(self, ids: Sequence[int]) -> str:
-        parts = []
-        names = [name.encode() for name in self.config.special_tokens]
+        pieces = []
+        special_names = [name.encode() for name in self.config.special_tokens]
         for id in ids:
             if id >= self.info.vocab_size:
                 raise ValueError(f"{id} is not an id of this tokenizer")
-            parts.append(bytes([id]) if id < 256 else names[id - 256])
-        return b"".join(parts).decode(errors="replace")
+            pieces.append(bytes([id]) if id < 256 else special_names[id - 256])
+        return b"".join(pieces).decode(errors="replace")
 
     def byte_sizes(self) -> Int64:
         return (np.arange(self.info.vocab_size) < 256).astype(np.int64)
 
     def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:
-        return spans_of_sizes((encoded.tokens < 256).astype(np.int64), encoded.starts)
+        return spans_from_sizes((encoded.tokens < 256).astype(np.int64), encoded.starts)
 
     def _finish(self, data: npt.NDArray[np.uint8], starts: Int64) -> Encoded:
         weights = None
         if self.config.dna:
-            weights = MASKED[data]
+            weights = MASKED_CODES[data]
             weights[starts[1:] - 1] = 0  # a separator may be a letter
-            tokens = UPPER[data]
+            tokens = UPPER_IDS[data]
         else:
             tokens = data.astype(self._dtype)
         tokens[starts[1:] - 1] = self._end
         if self.config.mask_control_tags and len(tokens):
             assert self.weight_table is not None
             weights = np.zeros(len(tokens), np.uint8) if weights is None else weights
-            weights[genome.control_tags(tokens, starts)] = len(self.weight_table) - 1
+            weights[genome.find_control_tags(tokens, starts)] = len(self.weight_table) - 1
         return Encoded(tokens, starts, weights)
 
-    def misfits(self, encoded: Encoded) -> dict[int, str]:
-        return genome.misfits(encoded, self.config.max_foreign) if self.config.genome else {}
+    def find_misfits(self, encoded: Encoded) -> dict[int, str]:
+        return genome.find_misfits(encoded, self.config.max_foreign) if self.config.genome else {}
 
     def _encode_special(self, texts: Sequence[str]) -> Encoded:
-        """Slow path for texts that contain special tokens."""
-        parts: list[bytes] = []
-        places: list[tuple[int, int]] = []
-        starts, at = [0], 0
+        """Encode texts that contain special tokens (slow)."""
+        pieces: list[bytes] = []
+        special_positions: list[tuple[int, int]] = []
+        starts, offset = [0], 0
         for text in texts:
-            done = 0
+            previous_end = 0
             for match in self._special.finditer(text):
-                before = text[done : match.start()].encode()
-                parts += [before, b"\0"]
-                places.append((at + len(before), self._names[match.group()]))
-                at += len(before) + 1
-                done = match.end()
-            rest = text[done:].encode()
-            parts += [rest, b"\0"]
-            at += len(rest) + 1
-            starts.append(at)
-        encoded = self._finish(np.frombuffer(b"".join(parts), np.uint8), np.array(starts, np.int64))
-        for place, id in places:
-            encoded.tokens[place] = id
+                plain = text[previous_end : match.start()].encode()
+                pieces += [plain, b"\0"]
+                special_positions.append((offset + len(plain), self._names[match.group()]))
+                offset += len(plain) + 1
+                previous_end = match.end()
+            plain = text[previous_end:].encode()
+            pieces += [plain, b"\0"]
+            offset += len(plain) + 1
+            starts.append(offset)
+        encoded = self._finish(
+            np.frombuffer(b"".join(pieces), np.uint8), np.array(starts, np.int64)
+        )
+        for position, id in special_positions:
+            encoded.tokens[position] = id
         return encoded
 
 

@@ -1,8 +1,7 @@
-"""Texts of which some parts are special tokens, and some are not learnt.
+"""Texts with special-token spans, and with spans that are not learnt.
 
-A name of a special token in a text is plain text. What a build itself puts into documents (the
-turns of a chat template, the sentinels of fill-in-the-middle) is marked by its place instead, so no
-text of a corpus can imitate it.
+A special token's name in a text is plain text. What a build itself inserts (a chat template's
+turns, fill-in-the-middle sentinels) is marked by position instead, so no corpus can imitate it.
 """
 
 from __future__ import annotations
@@ -17,112 +16,125 @@ import numpy.typing as npt
 from ..arrays import Int64
 from .tokenizer import Encoded, TextError, Tokenizer
 
-CUT = -1
-WEIGHTS = (1.0, 0.0)
-"""Loss weights of tokens that are learnt, and of those that are not: a dataset's table."""
-MASKED = 1
-"""Index of the latter."""
+NO_TOKEN = -1
+WEIGHT_TABLE = (1.0, 0.0)
+"""Loss-weight table: learnt tokens, then tokens that are not learnt."""
+MASKED_CODE = 1
+"""Weight code of tokens that are not learnt."""
 
 
 @dataclass(frozen=True)
-class Marks:
-    """The special parts of a text, by their places."""
+class TextSpans:
+    """Special-token spans and learnt spans in a text."""
 
     special: tuple[tuple[int, int, int], ...] = ()
-    """Parts [start, end) of the text, which may be empty, and the id that stands for each. CUT: no
-    id does, and no token crosses the place."""
+    """Text spans [start, end), possibly empty, and the ids that replace them. NO_TOKEN: no id, but
+    no token crosses the span."""
     learnt: tuple[tuple[int, int], ...] | None = None
-    """Parts that are learnt, in their order; None: the whole document."""
+    """Learnt spans, in order; None: the whole document."""
 
 
-def plain_parts(text: str, marks: Marks) -> list[str]:
-    """Return the parts of a text before, between and after its special ones."""
-    edges = [0, *(place for start, end, _ in marks.special for place in (start, end)), len(text)]
-    return [text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
+def split_plain_text(text: str, spans: TextSpans) -> list[str]:
+    """Return the plain text before, between and after special-token spans."""
+    edges = [0]
+    for start, end, _ in spans.special:
+        edges += [start, end]
+    edges.append(len(text))
+    return [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
-def encode(tokenizer: Tokenizer, texts: Sequence[str], marks: Sequence[Marks]) -> Encoded:
-    """Encode texts with marks. The plain parts of a text are encoded by themselves; the tokenizer
-    reserves an id at the end of each, which becomes the id of the special part after it. A special
-    part that ends the text, and is the token that ends documents, is the end of the document."""
+def encode(tokenizer: Tokenizer, texts: Sequence[str], text_spans: Sequence[TextSpans]) -> Encoded:
+    """Encode texts with special-token spans. Plain parts are encoded separately; the tokenizer ends
+    a part with an end-of-document id, which is replaced by the special id after the part. A special
+    span at the end of a text, with the end-of-document id, is the document's end."""
     end = tokenizer.info.end_of_document
     assert end is not None
-    parts: list[str] = []
+    plain: list[str] = []
     ids: list[int] = []
-    last: list[int] = []  # parts up to the end of each text
-    for text, mark in zip(texts, marks, strict=True):
-        plain = plain_parts(text, mark)
-        special = [id for _, _, id in mark.special]
-        if special and special[-1] == end and not plain[-1]:
-            del plain[-1], special[-1]
-        parts += plain
+    end_parts: list[int] = []  # parts up to the end of each text
+    for text, spans in zip(texts, text_spans, strict=True):
+        text_plain = split_plain_text(text, spans)
+        special = [id for _, _, id in spans.special]
+        if special and special[-1] == end and not text_plain[-1]:
+            del text_plain[-1], special[-1]
+        plain += text_plain
         ids += [*special, end]
-        last.append(len(parts))
+        end_parts.append(len(plain))
     try:
-        encoded = tokenizer.encode(parts)
+        encoded = tokenizer.encode(plain)
     except TextError as error:
-        raise TextError(bisect_right(last, error.number), error.why) from None
+        raise TextError(bisect_right(end_parts, error.number), error.why) from None
     ends = encoded.starts[1:] - 1
-    id_of = np.array(ids, np.int64)
-    kept = np.ones(len(encoded.tokens), bool)
-    kept[ends] = id_of != CUT
+    end_ids = np.array(ids, np.int64)
+    is_kept = np.ones(len(encoded.tokens), bool)
+    is_kept[ends] = end_ids != NO_TOKEN
     tokens = encoded.tokens.copy()
-    tokens[ends[id_of != CUT]] = id_of[id_of != CUT]
-    bounds = encoded.starts[[0, *last]]
+    tokens[ends[end_ids != NO_TOKEN]] = end_ids[end_ids != NO_TOKEN]
+    bounds = encoded.starts[[0, *end_parts]]
     weights = encoded.weights
-    if any(mark.learnt is not None for mark in marks):
-        assert weights is None  # genomes have weights of their own, and no marks
-        spans = _spans_in_texts(tokenizer.spans(parts, encoded), encoded.starts, texts, marks, last)
-        weights = _weights(spans, bounds, texts, marks)
+    if any(spans.learnt is not None for spans in text_spans):
+        assert weights is None  # genomes have weights, and no spans
+        token_spans = _locate_in_texts(
+            tokenizer.spans(plain, encoded), encoded.starts, texts, text_spans, end_parts
+        )
+        weights = _weight_codes(token_spans, bounds, texts, text_spans)
     return Encoded(
-        tokens[kept],
-        np.concatenate([[0], np.cumsum(kept)])[bounds],
-        None if weights is None else weights[kept],
+        tokens[is_kept],
+        np.concatenate([[0], np.cumsum(is_kept)])[bounds],
+        None if weights is None else weights[is_kept],
     )
 
 
-def _spans_in_texts(
-    spans: Int64, starts: Int64, texts: Sequence[str], marks: Sequence[Marks], last: Sequence[int]
+def _locate_in_texts(
+    spans: Int64,
+    starts: Int64,
+    texts: Sequence[str],
+    text_spans: Sequence[TextSpans],
+    end_parts: Sequence[int],
 ) -> Int64:
-    """Turn spans in plain parts into spans in the texts, and give special tokens theirs."""
+    """Convert byte spans in plain parts [ids, 2] into byte spans in the texts, special tokens
+    included."""
     bases: list[int] = []  # of each plain part, in its text
     special: list[tuple[int, int]] = []  # after each plain part
-    for text, mark, end in zip(texts, marks, last, strict=True):
-        edges = [place for start, stop, _ in mark.special for place in (start, stop)]
-        places = _in_bytes(text, [*edges, len(text), len(text)])
-        count = end - len(bases)  # without the plain part after an end that is the document's
-        bases += [0, *places[1::2]][:count]
-        special += list(zip(places[::2], places[1::2], strict=True))[:count]
+    for text, spans_in_text, end_part in zip(texts, text_spans, end_parts, strict=True):
+        edges = [position for start, end, _ in spans_in_text.special for position in (start, end)]
+        bounds = _byte_positions(text, [*edges, len(text), len(text)])
+        # Without the plain part after a special token that ends the document.
+        num_parts = end_part - len(bases)
+        bases += [0, *bounds[1::2]][:num_parts]
+        special += list(zip(bounds[::2], bounds[1::2], strict=True))[:num_parts]
     spans = spans + np.repeat(np.array(bases, np.int64), np.diff(starts))[:, None]
     spans[starts[1:] - 1] = special
     return spans
 
 
-def _weights(
-    spans: Int64, bounds: Int64, texts: Sequence[str], marks: Sequence[Marks]
+def _weight_codes(
+    spans: Int64, id_bounds: Int64, texts: Sequence[str], text_spans: Sequence[TextSpans]
 ) -> npt.NDArray[np.uint8]:
-    """Return the code of each id. An id is learnt if a part of what it stands for is."""
-    weights = np.full(len(spans), MASKED, np.uint8)
-    for number, (text, mark) in enumerate(zip(texts, marks, strict=True)):
-        first, last = bounds[number : number + 2].tolist()
-        if mark.learnt is None:
-            weights[first:last] = 0
+    """Return weight codes [ids]. An id is learnt if its span overlaps a learnt span."""
+    weights = np.full(len(spans), MASKED_CODE, np.uint8)
+    for index, (text, learnt_spans) in enumerate(zip(texts, text_spans, strict=True)):
+        first_id, end_id = id_bounds[index : index + 2].tolist()
+        if learnt_spans.learnt is None:
+            weights[first_id:end_id] = 0
             continue
-        begins, ends = spans[first:last].T
-        places = _in_bytes(text, [place for part in mark.learnt for place in part])
-        for begin, end in zip(places[::2], places[1::2], strict=True):
-            low, high = np.searchsorted(ends, begin, "right"), np.searchsorted(begins, end, "left")
-            weights[first + int(low) : first + int(high)] = 0
+        starts, ends = spans[first_id:end_id].T
+        edges = [position for span in learnt_spans.learnt for position in span]
+        bounds = _byte_positions(text, edges)
+        for start, end in zip(bounds[::2], bounds[1::2], strict=True):
+            first = int(np.searchsorted(ends, start, "right"))
+            stop = int(np.searchsorted(starts, end, "left"))
+            weights[first_id + first : first_id + stop] = 0
     return weights
 
 
-def _in_bytes(text: str, places: Sequence[int]) -> list[int]:
-    """Return places of a text, which do not decrease, in bytes of UTF-8."""
+def _byte_positions(text: str, positions: Sequence[int]) -> list[int]:
+    """Convert non-decreasing character positions into UTF-8 byte positions."""
     if text.isascii():
-        return list(places)
-    found, at, size = [], 0, 0
-    for place in places:
-        size += len(text[at:place].encode())
-        at = place
-        found.append(size)
-    return found
+        return list(positions)
+    byte_positions, previous, size = [], 0, 0
+    for position in positions:
+        size += len(text[previous:position].encode())
+        previous = position
+        byte_positions.append(size)
+    return byte_positions

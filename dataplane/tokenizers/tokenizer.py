@@ -1,4 +1,4 @@
-"""The interface of a tokenizer."""
+"""The tokenizer interface."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ..datasets.manifest import TokenizerInfo
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Consecutive documents as ids, each with its end-of-document id."""
+    """Consecutive documents as ids, with end-of-document ids."""
 
     tokens: Tokens
     starts: Int64
-    """Token offsets of the documents, then the number of tokens."""
+    """[documents + 1] Token offset of each document, then the number of tokens."""
     weights: npt.NDArray[np.uint8] | None = None
-    """For each token, an index into the tokenizer's loss-weight table."""
+    """[tokens] Index into the tokenizer's loss-weight table."""
 
 
 class Raw(Sequence[str]):
-    """Texts as the bytes of their file: UTF-8, each followed by one separator byte, none empty. A
-    byte tokenizer uses the bytes; for all others it is a sequence of strings."""
+    """Texts as file content: UTF-8, none empty, with a separator byte after each text. A byte
+    tokenizer uses the bytes; for other tokenizers it is a sequence of strings."""
 
     def __init__(self, data: bytes, ends: Int64) -> None:
         self.data = data
         self.ends = ends
-        """End of each text, its separator byte included."""
+        """[texts] End offset, separator byte included."""
 
     @cached_property
     def _texts(self) -> list[str]:
@@ -54,22 +54,22 @@ class Raw(Sequence[str]):
 
 @dataclass(frozen=True)
 class SpecialToken:
-    """A token that no plain text becomes."""
+    """A token that plain text never becomes."""
 
     id: int
-    takes_left: bool = False
-    """It swallows the white space before it."""
-    takes_right: bool = False
-    """It swallows the white space after it."""
+    strips_left: bool = False
+    """The token absorbs white space before it."""
+    strips_right: bool = False
+    """The token absorbs white space after it."""
 
 
 class TextError(Exception):
-    """A text that a tokenizer cannot turn into ids."""
+    """A text that cannot be encoded."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(number, why)
         self.number = number
-        """Number of the text among those to encode."""
+        """Index of the text in the call."""
         self.why = why
 
 
@@ -81,12 +81,12 @@ class Tokenizer(Protocol):
 
     @property
     def weight_table(self) -> tuple[float, ...] | None:
-        """The loss-weight table that `Encoded.weights` indexes, if there is one."""
+        """The loss-weight table for `Encoded.weights`, if there is one."""
         ...
 
     @property
     def special(self) -> Mapping[str, SpecialToken]:
-        """The special tokens by their names."""
+        """Special tokens, by name."""
         ...
 
     @property
@@ -96,48 +96,48 @@ class Tokenizer(Protocol):
 
     @property
     def end_name(self) -> str | None:
-        """The name of the token that ends every document, if there is one."""
+        """Name of the end-of-document token, if there is one."""
         ...
 
     def library_file(self) -> bytes:
-        """Return a file in the JSON format of `tokenizers` that gives the same ids."""
+        """Return an equivalent file in the `tokenizers` library's JSON format."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """Encode texts, each with an end-of-document id; raises TextError if a text has no ids."""
+        """Encode texts, with end-of-document ids; raise TextError if a text cannot be encoded."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text; special tokens are shown by their names."""
+        """Decode ids to text; special tokens are shown by name."""
         ...
 
     @property
-    def whole_because(self) -> str | None:
-        """Why the ids of a text are not those of its parts between special tokens, or None."""
+    def unsplittable_reason(self) -> str | None:
+        """Why a text must not be split at special tokens (the ids would change), or None."""
         ...
 
     def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:
-        """Return the bytes [start, end) of its text that each id of encoded texts stands for, as
-        [ids, 2]; the ends of documents stand for none, at the end of their text."""
+        """Return byte spans [ids, 2]: where ids lie in their text, in UTF-8 bytes. End-of-document
+        ids have an empty span at the text's end."""
         ...
 
-    def misfits(self, encoded: Encoded) -> dict[int, str]:
-        """Return the numbers of documents that are not of the kind that the tokenizer is for, and
-        why. A build does not accept them."""
+    def find_misfits(self, encoded: Encoded) -> dict[int, str]:
+        """Return documents that the tokenizer is not meant for, with reasons. A build rejects
+        them."""
         ...
 
     def byte_sizes(self) -> Int64:
-        """Return the bytes of text of each id; special tokens have none."""
+        """Return text bytes by id [vocab_size]; 0 for special tokens."""
         ...
 
 
 def id_type(vocab_size: int) -> str:
-    """Return the smallest type for ids that holds every id of a vocabulary."""
+    """Return the smallest id type for a vocabulary."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
-def spans_of_sizes(sizes: Int64, starts: Int64) -> Int64:
-    """Return the spans of ids that follow each other in their texts, from the bytes of each."""
+def spans_from_sizes(sizes: Int64, starts: Int64) -> Int64:
+    """Return the byte spans [ids, 2] of ids that fill their texts, from bytes per id."""
     ends = np.cumsum(sizes)
     before = np.concatenate([[0], ends])[starts[:-1]]
     ends -= np.repeat(before, np.diff(starts))
@@ -145,11 +145,11 @@ def spans_of_sizes(sizes: Int64, starts: Int64) -> Int64:
 
 
 class TokenizerModule(Protocol):
-    """The module of a kind of tokenizer."""
+    """A module that implements a kind of tokenizer."""
 
     PACKAGES: tuple[str, ...]
-    """Packages whose versions a build records, because they may change the ids."""
+    """Packages whose versions a build records, because they may change ids."""
 
     def restore(self, info: TokenizerInfo, read: Callable[[str], bytes]) -> Tokenizer:
-        """Restore a tokenizer from its manifest entry; `read` reads files beside the manifest."""
+        """Restore a tokenizer from a manifest entry; `read` reads files beside the manifest."""
         ...

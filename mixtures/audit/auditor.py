@@ -293,7 +293,7 @@ class Auditor:
             return None
         codes = np.concatenate([codes for span in spans for codes in dataset.codes(*span)])
         weights = dataset.weight_table[codes[: len(ids)]].astype(float).round(6)
-        return brackets.bracketed(self._tokenizer(source), ids, weights.tolist())
+        return brackets.format_brackets(self._tokenizer(source), ids, weights.tolist())
 
     def _load_tokenizer(self, source: int) -> Tokenizer:
         return tokenizers.load(

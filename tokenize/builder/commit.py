@@ -23,7 +23,7 @@ from ...dataplane.datasets.manifest import Manifest, Shard
 from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import write_named
-from ...dataplane.tokenizers import Tokenizer, module_of
+from ...dataplane.tokenizers import Tokenizer, tokenizer_module
 from ..corpus.read_stats import BAD
 from ..corpus.screen import DROPPED
 from ..files.input_file import File
@@ -181,7 +181,7 @@ def _save_inputs(url: str, files: Sequence[File]) -> dict[str, Any]:
 
 
 def _versions(job: BuildJob) -> dict[str, str]:
-    names = ["pyarrow", *module_of(job.tokenizer.kind).PACKAGES]
+    names = ["pyarrow", *tokenizer_module(job.tokenizer.kind).PACKAGES]
     if job.source.chat is not None:
         names.append("jinja2")
     return {"headrace": __version__, **{name: version(name) for name in names}}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ...console.errors import MisuseError
 from ...dataplane.tokenizers import SpecialToken, Tokenizer
-from ...dataplane.tokenizers.marks import CUT, Marks
+from ...dataplane.tokenizers.marks import NO_TOKEN, TextSpans
 
 MIN_CHARACTERS = 3
 """Lower bound on a rearranged document's length: one character per part."""
@@ -89,7 +89,7 @@ class Rearrangement:
         self.config = config
         self._ids = [special[name].id for name in config.sentinels]
 
-    def rearrange(self, texts: Sequence[str]) -> tuple[list[str], list[Marks]]:
+    def rearrange(self, texts: Sequence[str]) -> tuple[list[str], list[TextSpans]]:
         """Return texts with their parts in new order, and the spans of sentinels; texts that are
         not rearranged come back unchanged."""
         pairs = [self._rearrange(text) for text in texts]
@@ -100,21 +100,21 @@ class Rearrangement:
         orders = (self._draw(text)[0] for text in texts)
         return Counter(COUNT_PREFIX + order for order in orders if order is not None)
 
-    def _rearrange(self, text: str) -> tuple[str, Marks]:
+    def _rearrange(self, text: str) -> tuple[str, TextSpans]:
         order, low, high = self._draw(text)
         if order not in (PSM, SPM):
-            return text, Marks()
+            return text, TextSpans()
         prefix, middle, suffix = text[:low], text[low:high], text[high:]
         first_id, second_id, third_id, *end_ids = self._ids
         if order == PSM:
             pieces = [(first_id, prefix), (second_id, suffix), (third_id, middle)]
         else:
-            pieces = [(first_id, ""), (second_id, suffix), (third_id, prefix), (CUT, middle)]
+            pieces = [(first_id, ""), (second_id, suffix), (third_id, prefix), (NO_TOKEN, middle)]
         special, position = [], 0
         for id, piece in [*pieces, *((id, "") for id in end_ids)]:
             special.append((position, position, id))
             position += len(piece)
-        return "".join(piece for _, piece in pieces), Marks(tuple(special))
+        return "".join(piece for _, piece in pieces), TextSpans(tuple(special))
 
     def _draw(self, text: str) -> tuple[str | None, int, int]:
         """Draw the order of a document's parts (or None) and the two places where it is split."""

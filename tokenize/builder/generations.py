@@ -33,7 +33,7 @@ def load_or_start(job: BuildJob, output: str, tokenizer: Tokenizer) -> Manifest:
         format=job.format,
         dtype=id_type(tokenizer.info.vocab_size),
         tokenizer=tokenizer.info,
-        weights=marks.WEIGHTS if job.masks else tokenizer.weight_table,
+        weights=marks.WEIGHT_TABLE if job.masks else tokenizer.weight_table,
         settings=settings,
     )
     if not storage.exists(storage.join(url, manifest.NAME)):

@@ -149,7 +149,7 @@ class TokenizeWorker:
         while True:
             try:
                 encoded = self._encode_texts(texts, kept)
-                problems = self.tokenizer.misfits(encoded)
+                problems = self.tokenizer.find_misfits(encoded)
             except TextError as error:
                 problems = {error.number: error.why}
             if not problems:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 from ...dataplane.tokenizers import SpecialToken
-from ...dataplane.tokenizers.marks import Marks
+from ...dataplane.tokenizers.marks import TextSpans
 from .config import ChatFields, Learn
 from .messages import conversation_columns, read_messages
 from .names import NameParts
@@ -61,7 +61,7 @@ class Chat:
             "source": self.source,
         }
 
-    def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
+    def read(self, record: dict[str, Any]) -> tuple[str, TextSpans]:
         """Return a record's text, with the spans of special tokens and learnt parts; raise
         ChatProblem."""
         messages = self._neutralize(read_messages(record, self.fields))
@@ -119,9 +119,9 @@ class Chat:
         """Matches special tokens, longest first, with the white space that they swallow."""
         space = r"[^\S\x1c-\x1f]*"  # what the `tokenizers` library takes for white space
         patterns = [
-            f"{space * token.takes_left}{re.escape(name)}"
+            f"{space * token.strips_left}{re.escape(name)}"
             # The mark of a name of one letter stands after it.
-            f"{f'(?!{BREAK})' if len(name) == 1 else ''}{space * token.takes_right}"
+            f"{f'(?!{BREAK})' if len(name) == 1 else ''}{space * token.strips_right}"
             for name, token in sorted(self.special.items(), key=lambda item: -len(item[0]))
         ]
         return re.compile("|".join(patterns) or "(?!)")
@@ -165,7 +165,7 @@ class Chat:
             end = turn_end
         return "".join([*pieces, conversation[end:]])
 
-    def _take_marks(self, rendered: str) -> tuple[str, Marks]:
+    def _take_marks(self, rendered: str) -> tuple[str, TextSpans]:
         """Remove the marks from a rendered conversation; return the text and its spans."""
         learnt: list[tuple[int, int]] = []
         open_blocks: list[int] = []
@@ -192,8 +192,8 @@ class Chat:
         )
         text = text.replace(BREAK, "").replace(EDGE, "")
         if self.learn == "all":
-            return text, Marks(special)
+            return text, TextSpans(special)
         spans = tuple(sorted((move(a), move(b)) for a, b in learnt if a < b))
         if text and not spans:
             raise ChatProblem(NOTHING, "nothing in the conversation is learnt")
-        return text, Marks(special, spans)
+        return text, TextSpans(special, spans)

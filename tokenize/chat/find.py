@@ -29,9 +29,9 @@ def load_chat(config: ChatConfig, tokenizer: Tokenizer, place: str) -> Chat:
     """Load a chat template for a tokenizer; `place` is where the tokenizer comes from."""
     source = _template_source(config.template, place)
     template = compile_template(source, config.template)
-    if tokenizer.whole_because is not None:
+    if tokenizer.unsplittable_reason is not None:
         raise MisuseError(
-            f"--chat cannot use the tokenizer {place}: {tokenizer.whole_because}",
+            f"--chat cannot use the tokenizer {place}: {tokenizer.unsplittable_reason}",
             hint="use a byte-level tokenizer, as those of GPT-2, Llama 3 or Qwen",
         )
     variables = {**_special_tokens(template, tokenizer, place), **config.variables}

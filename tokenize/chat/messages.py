@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...dataplane.tokenizers.marks import Marks
+from ...dataplane.tokenizers.marks import TextSpans
 from .config import ChatFields
 from .problems import BROKEN, MISSING, ChatProblem
 
@@ -21,10 +21,10 @@ class MessageContents:
     fields: ChatFields
     """Fields of a record that hold a conversation."""
 
-    def read(self, record: dict[str, Any]) -> tuple[str, Marks]:
+    def read(self, record: dict[str, Any]) -> tuple[str, TextSpans]:
         """Return the messages' contents, a line feed between them; raise ChatProblem."""
         contents = [message.get("content") for message in read_messages(record, self.fields)]
-        return "\n".join(text for text in contents if isinstance(text, str)), Marks()
+        return "\n".join(text for text in contents if isinstance(text, str)), TextSpans()
 
     def columns(self, names: Sequence[str]) -> list[str]:
         """Return the columns that hold a conversation, in a file with the columns `names`."""

@@ -13,7 +13,7 @@ from os.path import commonprefix
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
-from ...dataplane.tokenizers.marks import plain_parts
+from ...dataplane.tokenizers.marks import split_plain_text
 from ..chat.config import ChatFields
 from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
@@ -158,7 +158,7 @@ class SpecialNameCounter:
         plain_texts: Sequence[str] = texts.texts
         if texts.marks is not None:  # the template's own special tokens are no text
             pairs = zip(texts.texts, texts.marks, strict=True)
-            plain_texts = ["\0".join(plain_parts(text, marks)) for text, marks in pairs]
+            plain_texts = ["\0".join(split_plain_text(text, marks)) for text, marks in pairs]
         matches = self.find(plain_texts)
         stats.counts["texts that name special tokens"] += len(matches)
         for k in matches[: MAX_MESSAGES - len(stats.notes)]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...dataplane.arrays import Int64
-from ...dataplane.tokenizers.marks import Marks
+from ...dataplane.tokenizers.marks import TextSpans
 from ..chat.problems import ChatProblem
 from .fields import (
     FieldKind,
@@ -136,7 +136,7 @@ def read_texts(
     if len(batch) == 1 and _row_sizes(batch, config)[0] > limits.document_bytes:
         return Texts([], [], None, [BadRecord(*limits.too_large, name, first, unit)], size)
     texts, problems = _values(batch, first, config, name, unit)
-    marks: list[Marks] = []
+    marks: list[TextSpans] = []
     if config.chat is not None:
         texts, marks = _conversations(texts, config.chat, first, name, unit, problems)
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
@@ -211,12 +211,12 @@ def _conversations(
     name: str,
     unit: str,
     problems: list[BadRecord],
-) -> tuple[list[str | None], list[Marks]]:
+) -> tuple[list[str | None], list[TextSpans]]:
     """Return conversations' texts and marks, row by row; add to `problems`."""
     texts: list[str | None] = []
-    marks: list[Marks] = []
+    marks: list[TextSpans] = []
     for position, row in enumerate(rows, start=first):
-        text, text_marks = None, Marks()
+        text, text_marks = None, TextSpans()
         try:
             if row is not None:
                 text, text_marks = chat.read(_without_nulls(row))

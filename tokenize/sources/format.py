@@ -16,7 +16,7 @@ from ..files.input_file import BLOCK_BYTES, File
 from .fields import FieldKind, KeptField, check_names
 
 if TYPE_CHECKING:
-    from ...dataplane.tokenizers.marks import Marks
+    from ...dataplane.tokenizers.marks import TextSpans
 
 TextDocuments = Literal["file", "line", "separator"]
 OnError = Literal["fail", "skip"]
@@ -124,7 +124,7 @@ class Texts:
     """File bytes read for these documents."""
     fields: Any = None
     """Kept fields: a pyarrow.Table with one row per text, or None."""
-    marks: list[Marks] | None = None
+    marks: list[TextSpans] | None = None
     """Spans of special tokens and learnt parts in conversations; None for plain texts."""
 
     def select(self, numbers: Sequence[int]) -> Texts:

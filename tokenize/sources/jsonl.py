@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...dataplane.tokenizers.marks import Marks
+from ...dataplane.tokenizers.marks import TextSpans
 from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
@@ -33,7 +33,7 @@ class Jsonl(CorpusFormat):
         name = file_slice.file.name
         for block in record_blocks(file_slice, DELIMITER, limits, unit=UNIT, split=False):
             texts: list[str] = []
-            marks: list[Marks] = []
+            marks: list[TextSpans] = []
             positions: list[int] = []
             ids: list[str | None] = []
             fields: list[list[Any]] = []
@@ -103,7 +103,9 @@ class _BadLine(Exception):
         self.kind = kind
 
 
-def _parse_document(line: bytes, config: SourceConfig) -> tuple[str, Marks, str | None, list[Any]]:
+def _parse_document(
+    line: bytes, config: SourceConfig
+) -> tuple[str, TextSpans, str | None, list[Any]]:
     try:
         decoded = line.decode()
     except UnicodeDecodeError as error:
@@ -114,7 +116,7 @@ def _parse_document(line: bytes, config: SourceConfig) -> tuple[str, Marks, str 
         raise _BadLine("broken JSON", f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise _BadLine("broken JSON", f"a JSON {type(record).__name__}, not an object")
-    marks = Marks()
+    marks = TextSpans()
     if config.chat is None:
         text = _read_text(record, config)
     else:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...arrays import Int32, Int64
-from ...freed import give_back
+from ...freed import trim_heap
 from .owed import Bools, OwedRows
 from .slow_jobs import SlowJobs, serve_earliest_due
 
@@ -133,7 +133,7 @@ class FairOrder:
         block = self._cache.get((self, number))
         if block is None:
             block = self._assign(number)
-            give_back()
+            trim_heap()
             self._cache[self, number] = block
             while len(self._cache) > MAX_BLOCKS:
                 self._cache.popitem(last=False)

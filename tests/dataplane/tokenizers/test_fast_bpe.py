@@ -110,7 +110,7 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
     made = brought(tokenizer)
-    assert made.slow_because is None
+    assert made.slow_reason is None
     return made, reference
 
 
@@ -214,7 +214,7 @@ def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
     made = brought(tokenizer)
-    assert (made.slow_because is None) is request.param.startswith("added")
+    assert (made.slow_reason is None) is request.param.startswith("added")
     return made, reference
 
 
@@ -266,7 +266,7 @@ UNITS = {
 @pytest.mark.parametrize("kind", UNITS)
 def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
     """More text than one call encodes."""
-    text = UNITS[kind] * (fast_bpe.BATCH // len(UNITS[kind]) + 1)
+    text = UNITS[kind] * (fast_bpe.BATCH_CHARACTERS // len(UNITS[kind]) + 1)
     same(*style, ["before", text + "x", "after"])
 
 
@@ -300,7 +300,7 @@ def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
     texts = [f"a {END}\u0338b", "c"]
     assert END not in tokenizer.normalizer.normalize_str(texts[0])
     parsed = brought(tokenizer, parse_special=True)
-    assert parsed.slow_because is None
+    assert parsed.slow_reason is None
     same(parsed, tokenizer, texts)
     tokenizer.encode_special_tokens = True
     same(brought(tokenizer), tokenizer, texts)
@@ -338,7 +338,7 @@ def test_ids_in_another_order_than_the_merges() -> None:
     data["added_tokens"][0]["id"] = data["model"]["vocab"][END]
     tokenizer = Tokenizer.from_str(json.dumps(data))
     made = brought(tokenizer)
-    assert made.slow_because is None
+    assert made.slow_reason is None
     same(made, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
 
 
@@ -371,7 +371,7 @@ def test_inexact_names_the_reason(change: Any, reason: str) -> None:
 def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
     made = brought(tokenizer)
-    assert made.slow_because is not None
+    assert made.slow_reason is not None
     same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 

@@ -130,4 +130,4 @@ def test_headers_of_fasta_do_not_count() -> None:
     tokenizer = ByteTokenizer(ByteConfig(dna=True))
     header = ">NC_000913.3 Escherichia coli str. K-12 substr. MG1655, complete genome"
     for text, bad in ((f"{header}\nACGT\n{header}\nACGT", []), ("MKQHKAMIVALIVICITAVV", [0])):
-        assert list(tokenizer.misfits(tokenizer.encode([text]))) == bad
+        assert list(tokenizer.find_misfits(tokenizer.encode([text]))) == bad

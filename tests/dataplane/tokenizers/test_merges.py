@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.dataplane.tokenizers.fast_bpe import FastBpe, Inexact, _last_merges, byte_letters
+from headrace.dataplane.tokenizers.fast_bpe import (
+    FastBpe,
+    Inexact,
+    _find_last_merges,
+    letters_by_byte,
+)
 
 
 def last_pair(whole: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
@@ -51,7 +56,7 @@ def test_merges_are_judged_as_by_encoding_each_token(merges: list[tuple[bytes, b
     right = -1 not in lines and lines == sorted(lines)
     right &= all(ranks[part] < ranks[whole] for whole, pair in made.items() for part in pair or ())
     try:
-        found = _last_merges(listed, ranks)
+        found = _find_last_merges(listed, ranks)
     except Inexact:
         assert not right
     else:
@@ -74,10 +79,10 @@ def test_accepted_merges_give_equal_ids(
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
     try:
-        made = _last_merges(listed, ranks)
+        made = _find_last_merges(listed, ranks)
     except Inexact:
         return
-    letters = byte_letters()
+    letters = letters_by_byte()
     names = {token: "".join(letters[byte] for byte in token) for token in ranks}
     vocabulary = {names[token]: rank for token, rank in ranks.items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, [(names[a], names[b]) for a, b in merges]))

@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, models
 from tokenizers import pre_tokenizers as pre
 
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, byte_letters
+from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, letters_by_byte
 
 END = "<|endoftext|>"
 
@@ -25,7 +25,7 @@ def test_every_character_is_in_the_same_words(pattern: str | None, step: int) ->
     """Each merge joins an ASCII character and the byte beside it, so that ids tell the words:
     a digit joins numbers alone, `!` joins what is no space, letter or number, and `a` comes before
     letters alone."""
-    letters = byte_letters()
+    letters = letters_by_byte()
     merges = [(letters[byte], letters[ord(c)]) for c in "1!" for byte in range(256)]
     merges += [(letters[ord("a")], letters[byte]) for byte in range(256) if chr(byte) not in "1!"]
     tokens = [*letters.values(), *("".join(pair) for pair in merges), END]
@@ -33,7 +33,7 @@ def test_every_character_is_in_the_same_words(pattern: str | None, step: int) ->
     tokenizer.pre_tokenizer = split(pattern)
     tokenizer.add_special_tokens([END])
     made = BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(), source="test", fast_from=0)
-    assert made.slow_because is None
+    assert made.slow_reason is None
     codes = [*range(0x3400), *range(0x3400, 0x110000, step)]
     for first in range(0, len(codes), 4096):
         characters = [chr(c) for c in codes[first : first + 4096] if not 0xD800 <= c < 0xE000]
