@@ -139,8 +139,8 @@ class Eras:
     def approximate_counts(self, row: int) -> Int64:
         """Approximate `counts(row)` to within a row, without assigning a block."""
         era = self._era_at(row)
-        whole, _ = era.order.owed.whole_rows(row - era.first_row)
-        counts: Int64 = era.before + whole
+        floors, _ = era.order.owed.whole_rows(row - era.first_row)
+        counts: Int64 = era.before + floors
         return counts
 
     def debts(self, row: int) -> list[Fraction]:

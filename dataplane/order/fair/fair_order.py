@@ -151,8 +151,8 @@ class FairOrder:
         fast_rows = _complement(slow_rows, first_row, end_row)
         # The jobs that this block serves, neither before it nor after its end.
         fast_sources, jobs = self._fast_jobs(first_row, end_row, self._served(number))
-        whole, _ = self.owed.whole_rows(end_row)
-        crosses_end = jobs > whole[fast_sources]
+        floors, _ = self.owed.whole_rows(end_row)
+        crosses_end = jobs > floors[fast_sources]
         keep = ~crosses_end | self._served(number + 1)[fast_sources]
         fast_sources, jobs = fast_sources[keep], jobs[keep]
         order = self._serve(fast_rows, fast_sources, jobs, first_row, end_row - 1)
@@ -181,30 +181,30 @@ class FairOrder:
         rows = _complement(slow_rows, first_row, end_row)
         sources, jobs = self._fast_jobs(first_row, end_row, self._earliest_due_served(first_row))
         order = self._serve(rows, sources, jobs, first_row)
-        whole, _ = self.owed.whole_rows(end_row)
+        floors, _ = self.owed.whole_rows(end_row)
         served = np.zeros(self.num_sources, bool)
         served_sources, served_jobs = sources[order], jobs[order]
-        served[served_sources[served_jobs > whole[served_sources]]] = True
+        served[served_sources[served_jobs > floors[served_sources]]] = True
         return served
 
     def _earliest_due_served(self, row: int) -> Bools:
         """Return the sources whose current fast job is served before `row`, if the earliest due
         are."""
-        whole, has_fraction = self.owed.whole_rows(row)
+        floors, has_fraction = self.owed.whole_rows(row)
         sources = np.flatnonzero(has_fraction)
-        is_slow, _ = self.slow.find(sources, whole[sources] + 1)
+        is_slow, _ = self.slow.find(sources, floors[sources] + 1)
         sources = sources[~is_slow]
-        num_served = row - self.slow.count_served(row) - int(self.slow.count_fast(whole).sum())
-        due = self.owed.due(sources, whole[sources] + 1)
+        num_served = row - self.slow.count_served(row) - int(self.slow.count_fast(floors).sum())
+        due = self.owed.due(sources, floors[sources] + 1)
         served = np.zeros(self.num_sources, bool)
         served[sources[np.lexsort((sources, due))[:num_served]]] = True
         return served
 
     def _fast_jobs(self, first_row: int, end_row: int, served: Bools) -> tuple[Int32, Int64]:
         """List the unserved fast jobs that the rows [first_row, end_row) may serve."""
-        whole, _ = self.owed.whole_rows(first_row)
-        end_whole, has_fraction = self.owed.whole_rows(end_row)
-        counts = end_whole + has_fraction - whole
+        floors, _ = self.owed.whole_rows(first_row)
+        end_floors, has_fraction = self.owed.whole_rows(end_row)
+        counts = end_floors + has_fraction - floors
         ends = np.cumsum(counts)
         starts = ends - counts
         all_sources, all_jobs = np.empty(ends[-1], np.int32), np.empty(ends[-1], np.int64)
@@ -213,7 +213,7 @@ class FairOrder:
             numbers = np.arange(first, min(first + BATCH_JOBS, len(all_jobs)))
             sources = np.searchsorted(ends, numbers, side="right")
             ranks = numbers - starts[sources]
-            jobs = whole[sources] + 1 + ranks
+            jobs = floors[sources] + 1 + ranks
             is_slow, _ = self.slow.find(sources, jobs)
             keep = np.flatnonzero(~is_slow & ~(served[sources] & (ranks == 0)))
             batch = slice(size, size + len(keep))
@@ -234,10 +234,10 @@ class FairOrder:
     def _counts_at_edge(self, number: int) -> Int64:
         """Count the rows before block `number` by source."""
         row = self._edge(number)
-        whole, has_fraction = self.owed.whole_rows(row)
-        counts = whole + self._served(number)
+        floors, has_fraction = self.owed.whole_rows(row)
+        counts = floors + self._served(number)
         sources = np.flatnonzero(has_fraction)
-        is_slow, numbers = self.slow.find(sources, whole[sources] + 1)
+        is_slow, numbers = self.slow.find(sources, floors[sources] + 1)
         counts[sources[is_slow]] += self.slow.rows[numbers[is_slow]] < row
         return counts
 

@@ -152,10 +152,10 @@ def assign_slow_jobs(owed: OwedRows, ranks: Int64 | None = None) -> SlowTable:
 
 
 def find_slow_jobs(owed: OwedRows, block: int) -> JobRanges:
-    """Find the jobs outside the rows in which their source has a large share."""
+    """Find the jobs that lie outside the rows with a large share of their source."""
     first_keys, last_keys = [], []
-    whole, has_fraction = owed.whole_rows(owed.rows)
-    num_jobs = whole + has_fraction
+    floors, has_fraction = owed.whole_rows(owed.rows)
+    num_jobs = floors + has_fraction
     fast_rows = _find_fast_rows(owed, block)
     for source in range(owed.num_sources):
         next_job = 1
@@ -209,8 +209,8 @@ def draw_rows(owed: OwedRows, ranges: JobRanges) -> Int64:
     last = ranges.last_keys & JOB_MASK
     # Jobs of a range become owed over begin <= n < end rows.
     begin = owed.release(sources, first) + 1
-    whole, has_fraction = owed.whole_rows(owed.rows)
-    ends = (whole[sources] > last) | ((whole[sources] == last) & has_fraction[sources])
+    floors, has_fraction = owed.whole_rows(owed.rows)
+    ends = (floors[sources] > last) | ((floors[sources] == last) & has_fraction[sources])
     end = np.full(len(last), owed.rows + 1)
     end[ends] = owed.release(sources[ends], last[ends] + 1) + 1
     counts = last - first + 1
