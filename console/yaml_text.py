@@ -178,14 +178,14 @@ def dotted(path: Path) -> str:
 def _loader() -> type[yaml.SafeLoader]:
     import yaml
 
-    class Loader(yaml.SafeLoader):
+    class PlainLoader(yaml.SafeLoader):
         pass
 
-    Loader.yaml_implicit_resolvers = {}
+    PlainLoader.yaml_implicit_resolvers = {}
     for tag, (pattern, first) in VALUES.items():
-        Loader.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), [*first])
-    Loader.add_constructor("!count", lambda loader, node: count(node.value))
-    return Loader
+        PlainLoader.add_implicit_resolver(tag, re.compile(f"^(?:{pattern})$"), [*first])
+    PlainLoader.add_constructor("!count", lambda loader, node: count(node.value))
+    return PlainLoader
 
 
 @cache

@@ -28,7 +28,7 @@ PACKAGES = ("tokenizers", "fastokens")
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 """Usual end-of-document tokens, tried in this order."""
 
-FAST_PATH_CHARACTERS = 256 << 10
+MIN_FAST_CHARACTERS = 256 << 10
 """Characters before the fast path pays off: it takes time to start."""
 MAX_SLOW_CHARACTERS = 4 << 20
 """Text length beyond which `tokenizers` takes more than 512 MiB of memory."""
@@ -64,7 +64,7 @@ class BpeTokenizer:
         config: BpeConfig,
         *,
         source: str,
-        fast_from: int = FAST_PATH_CHARACTERS,
+        fast_from: int = MIN_FAST_CHARACTERS,
     ) -> None:
         """The fast path starts once `fast_from` characters were encoded."""
         self._fast_from = fast_from

@@ -217,11 +217,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
             format_bytes(config.shard_size),
             format_number(corpus_bytes // config.shard_size),
         )
-    if (
-        corpus_bytes >= bpe.FAST_PATH_CHARACTERS
-        and isinstance(tokenizer, BpeTokenizer)
-        and tokenizer.slow_reason
-    ):
+    is_large = corpus_bytes >= bpe.MIN_FAST_CHARACTERS
+    if is_large and isinstance(tokenizer, BpeTokenizer) and tokenizer.slow_reason:
         log.warning("using the slower `tokenizers` library: %s", tokenizer.slow_reason)
     if config.source.keep:
         known_types = load_kept_types(config.out.rstrip("/"), make_job(config, tokenizer).outputs)
