@@ -55,7 +55,7 @@ class Case:
         chunks = f", {self.layout.chunks} chunks" if self.layout.chunks > 1 else ""
         gather = ""
         if isinstance(self.engine, Fsdp2Config):
-            gather = f", gather {self.engine.gather_of(self.layout)}"
+            gather = f", gather {self.engine.gather_mode(self.layout)}"
         return f"{self.engine.describe()}{gather}, {axes}{chunks}, {self.model}"
 
 

@@ -77,7 +77,7 @@ class Grid:
         layout = self.layout
         axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
         axes += [f"ep {layout.ep}"] * (layout.ep > 1)
-        details = [self.engine.describe_in(layout)]
+        details = [self.engine.describe_with_layout(layout)]
         if layout.pp > 1:
             chunks = f" × {layout.chunks}" if layout.chunks > 1 else ""
             details.append(f"{layout.schedule}{chunks}")

@@ -15,8 +15,8 @@ from ...models.accounting.pieces import Passes, PassSegment
 from ...models.accounting.state import Degrees, Shards, device_bytes
 from ...models.accounting.step import Action, ChunkPart, timeline
 from ...trainer.accounting.watched import WrappedMemory
-from ...trainer.engines.shard_groups import layer_of
-from ...trainer.engines.traffic import KeptWhole
+from ...trainer.engines.shard_groups import layer_number
+from ...trainer.engines.traffic import UnshardedWeights
 
 BUFFERS = "buffers"
 STEP = [action for n in (0, 1) for action in (Action("forward", 0, n), Action("backward", 0, n))]
@@ -51,12 +51,12 @@ class PartMemory(NamedTuple):
 
 
 def sample_part(
-    state: EngineState, shards: Shards, degrees: Degrees, kept: KeptWhole, weight_bytes: int
+    state: EngineState, shards: Shards, degrees: Degrees, kept: UnshardedWeights, weight_bytes: int
 ) -> PartMemory:
     """Sample the memory of the part with these shards."""
     if not shards:
         return PartMemory(0, 0, 0, 0, 0)
-    layer = layer_of(next(iter(shards)))
+    layer = layer_number(next(iter(shards)))
     gradients = tuple(
         PassSegment(0, 0, name, math.prod(shard.local) * weight_bytes)
         for name, shard in shards.items()

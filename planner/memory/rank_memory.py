@@ -23,7 +23,7 @@ from ...models.config.options.recompute import Rule
 from ...trainer.accounting.memory import step_memory
 from ...trainer.accounting.state import ParameterState, build_engine_state
 from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.shard_groups import LayerShards, layer_of
+from ...trainer.engines.shard_groups import LayerShards, layer_number
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.layout.stages import list_chunks
@@ -85,10 +85,10 @@ class RankMemory:
         gradients: those of several parts do not add up.
         """
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-        kept, parameters = engine.kept_whole(layout), self._kind_parameters
+        kept, parameters = engine.unsharded_weights(layout), self._kind_parameters
         if whole_blocks:
             span = LayerShards(layers=(0, len(self.footprints.kind_layers)), reshard=False)
-            engine, kept = engine.with_layer_shards([span]), replace(kept, blocks=True)
+            engine, kept = engine.replace_layer_shards([span]), replace(kept, blocks=True)
         if not edges:
             parameters = replace(parameters, groups=())
         state, weight_bytes = self._state(engine, layout, parameters), self.precision.weight_bytes
@@ -127,7 +127,7 @@ class RankMemory:
             whole_shards = self.shards(1, layout.ep)
             shards = {
                 name: whole_shards[name]
-                if (layer := layer_of(name)) is not None and sequence[layer]
+                if (layer := layer_number(name)) is not None and sequence[layer]
                 else shard
                 for name, shard in shards.items()
             }
@@ -178,7 +178,7 @@ class RankMemory:
         return {
             name: shard
             for name, shard in shards.items()
-            if layer_of(name) in layers or name.startswith(paths)
+            if layer_number(name) in layers or name.startswith(paths)
         }
 
 
@@ -201,7 +201,7 @@ def apply_layer_choices(
             )
             spans.append(span)
         first = end
-    return engine.with_layer_shards(spans) if spans else engine
+    return engine.replace_layer_shards(spans) if spans else engine
 
 
 def memoize_by_engine(

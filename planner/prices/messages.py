@@ -245,7 +245,7 @@ class EngineMessages:
     @property
     def reshards(self) -> tuple[Reshard, ...]:
         """Choices of a layer: gathered weights may stay whole."""
-        return (None, False) if self.traffic.may_stay_whole else (None,)
+        return (None, False) if self.traffic.may_stay_unsharded else (None,)
 
     def price(self, shards: Shards) -> ParameterCosts:
         """Price the messages for these parameters."""

@@ -1,8 +1,7 @@
-"""Configuration of an engine.
+"""Base class for engine configurations.
 
-An engine's configuration lists what the engine holds, for the memory accounting, says what it sends
-and which settings are worth a try, for the planner, and builds the engine: what that needs of torch
-is imported there.
+A configuration lists the engine's state for the memory accounting, and messages and candidate
+settings for the planner; it builds the engine, and imports torch only then.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ...models.config.options.precision import Precision
 from ..layout.config import LayoutConfig
 from .optimizers.config import OptimizerConfig
 from .shard_groups import LayerShards
-from .traffic import KeptWhole, Traffic
+from .traffic import Traffic, UnshardedWeights
 
 if TYPE_CHECKING:
     import torch
@@ -33,45 +32,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StateOnDevice:
-    """State of an engine, and where it runs, for its memory over a step."""
+    """An engine's state and device, for the memory over a step."""
 
     parts: Sequence[StatePart]
     precision: Precision
     layout: LayoutConfig
     device: str
-    """Kind of device: cuda or cpu."""
+    """Kind: cuda or cpu."""
     fp32: Collection[str]
-    """Parameters that are fp32 beside weights of half precision: no engine shards them."""
+    """Parameters that stay fp32 in a model of half precision: no engine shards them."""
     groups: Sequence[Sequence[str]]
-    """Names of the parameters in each of the optimizer's groups."""
+    """Parameter names, by optimizer group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(ABC):
-    """Settings of an engine. The class of an engine imports its packages in `build`."""
+    """Settings for an engine. `build` imports the engine's packages."""
 
     chooses_layers: ClassVar[bool] = False
-    """True if spans of layers may have `reshard` and `shard` of their own."""
+    """True if spans of layers may have separate `reshard` and `shard`."""
     packages: ClassVar[tuple[str, ...]] = ()
-    """Packages beside torch, whose versions a run records."""
+    """Packages besides torch, whose versions a run records."""
 
     kind: str
     compile: bool = False
     """Compile each kind of block (`se/glu`, `attention/glu`, …) with torch.compile."""
     compile_backend: Backend = "inductor"
     """inductor generates code; on CPU it needs a C++ compiler with Python's headers (`CXX` names
-    another one than g++). aot_eager and eager trace the blocks and run torch's own operations: they
+    another than g++). aot_eager and eager trace the blocks and run torch's own operations: they
     are not faster, show what cannot be compiled, and need no compiler."""
     compile_fallback: bool = False
     """Run a kind of block eagerly if it cannot be compiled, or has more than 64 graphs. Otherwise
-    that is an error, which names the kind and torch's reason."""
+    this is an error, which names the kind and torch's reason."""
 
     def __post_init__(self) -> None:
         if not self.compile and (self.compile_fallback or self.compile_backend != "inductor"):
             raise ValueError("compile_backend and compile_fallback need compile: true")
 
     def compile_blocks(self, model: Model, device: torch.device) -> None:
-        """Compile the blocks of a model that has this rank's shards, if the settings ask for it."""
+        """Compile a sharded model's blocks, if configured."""
         if self.compile:
             from ...models.transforms.compilation import compile_blocks
 
@@ -79,44 +78,44 @@ class EngineConfig(ABC):
 
     @property
     def offloads(self) -> bool:
-        """True if the optimizer's states lie in host memory, where the CPU updates them."""
+        """True if optimizer states are in host memory, where the CPU updates them."""
         return False
 
     @property
     def linear(self) -> LinearForm:
-        """The function that computes linear layers."""
+        """Function for linear layers."""
         return "torch"
 
     @classmethod
     @abstractmethod
     def candidates(cls, shard: int | None) -> Sequence[Self]:
-        """Return the settings that the planner tries with `shard` ranks that share one copy of the
-        state; None: all ranks share one. An engine without such copies has none for a number."""
+        """Return the settings that the planner tries if `shard` ranks share a copy of the state
+        (None: all ranks). An engine that cannot have several copies returns none for a number."""
 
     @classmethod
     @abstractmethod
     def fewest_messages(cls) -> Self:
-        """Return the settings that send the least: a run with them shows the engine's own work."""
+        """Return the settings with the fewest messages, to measure the engine's host work."""
 
     @abstractmethod
     def choices(self, layout: LayoutConfig) -> Mapping[str, object]:
-        """Return the settings in which the candidates differ, by their names in `--explain`."""
+        """Return the settings in which candidates differ, by name in `--explain`."""
 
     @abstractmethod
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
-        """Return the messages of a step and the engine's own work, on this kind of device."""
+        """Return a step's messages and the engine's host work, on this kind of device."""
 
     @abstractmethod
-    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
-        """Return the weights that stay whole from a forward to the backward pass."""
+    def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
+        """Return which weights stay unsharded between forward and backward pass."""
 
     @property
     def layer_shards(self) -> tuple[LayerShards, ...]:
-        """Spans of layers with `reshard` and `shard` of their own."""
+        """Spans of layers with separate `reshard` and `shard`."""
         return ()
 
-    def with_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
-        """Return the engine with these spans instead."""
+    def replace_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
+        """Return a copy with these spans."""
         raise LayoutError(
             f"engine.kind={self.kind} has no `reshard` and `shard` of single layers, and layers "
             f"{list(spans[0].layers)} choose them"
@@ -127,15 +126,15 @@ class EngineConfig(ABC):
         """Raise if the engine does not support the layout or the precision."""
 
     def check_compile(self, shared_block: str) -> None:
-        """Raise if the engine cannot be compiled with a block that several blocks call."""
+        """Raise if the engine cannot compile a block that several blocks call."""
         return
 
     @abstractmethod
     def describe(self) -> str:
         """Return name and settings in a few words, for people."""
 
-    def describe_in(self, layout: LayoutConfig) -> str:
-        """Return `describe` with what follows from the layout."""
+    def describe_with_layout(self, layout: LayoutConfig) -> str:
+        """Return `describe` and defaults that depend on the layout."""
         return self.describe()
 
     @abstractmethod
@@ -146,14 +145,14 @@ class EngineConfig(ABC):
         device: str,
         layout: LayoutConfig,
     ) -> list[StatePart]:
-        """Return the parts of the state that a rank holds, for the memory accounting."""
+        """Return the parts of a rank's state, for the memory accounting."""
 
     @abstractmethod
     def memory(self, state: StateOnDevice, shards: Shards, degrees: Degrees) -> EngineMemory:
-        """Return the events of a step in the memory of the rank that has these shards."""
+        """Return the memory events in a step, for a rank with these shards."""
 
     def load(self, device: str) -> None:
-        """Import what the engine imports when it is built, for ranks of this kind of device."""
+        """Import what `build` imports on this kind of device."""
         import torch._dynamo  # noqa: F401  # torch's optimizers and FSDP2 import it
 
     @abstractmethod
@@ -164,5 +163,5 @@ class EngineConfig(ABC):
         precision: Precision,
         parallel: Parallel,
     ) -> Engine:
-        """Return the engine of an objective on the meta device, sharded for tensor parallelism. Its
-        weights have no values until `give` or a checkpoint fills them."""
+        """Build the engine from an objective on the meta device, sharded for tensor parallelism.
+        Weights have no values until `load_weights` or a checkpoint fills them."""

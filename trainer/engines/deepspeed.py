@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...console.errors import LayoutError, MissingError
-from .traffic import KeptWhole, Traffic
+from .traffic import Traffic, UnshardedWeights
 from .zero.settings import ZeroConfig
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .optimizers.config import OptimizerConfig
 
 LARGEST_BUCKET = {"cuda": 200_000_000, "cpu": 1 << 22}
-"""Default maximum of the elements that are reduced or gathered at once: DeepSpeed allocates a
-buffer of this size in every step. The CPU's is a size that the allocator keeps between steps."""
+"""Default maximum number of elements that are reduced or gathered at once: DeepSpeed allocates a
+buffer with this size in every step. The allocator keeps the CPU's size between steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class DeepSpeedConfig(ZeroConfig):
 
         return traffic(self, LARGEST_BUCKET[device])
 
-    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
-        return KeptWhole(blocks=False, outside=False)
+    def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
+        return UnshardedWeights(blocks=False, outside=False)
 
     def check_compile(self, shared_block: str) -> None:
         if self.zero == 3:
@@ -110,14 +110,14 @@ class DeepSpeedConfig(ZeroConfig):
             )
 
     def describe(self) -> str:
-        more = {
+        details = {
             "reductions in bf16": self.communication_data_type == "bf16",
             "optimizer on the CPU": self.offloads,
             f"hpz {self.zero_hpz_partition_size}": self.zero_hpz_partition_size > 1,
             "compiled": self.compile,
         }
-        words = (text for text, on in more.items() if on)
-        return ", ".join([f"DeepSpeed ZeRO-{self.zero}", *words])
+        enabled = (detail for detail, is_on in details.items() if is_on)
+        return ", ".join([f"DeepSpeed ZeRO-{self.zero}", *enabled])
 
     def state_layout(
         self,
@@ -126,7 +126,7 @@ class DeepSpeedConfig(ZeroConfig):
         device: str,
         layout: LayoutConfig,
     ) -> list[StatePart]:
-        """Return the parts of the state that a rank holds."""
+        """Return the parts of a rank's state."""
         from .zero.memory import state_layout
 
         return state_layout(self, precision, optimizer_bytes, device, LARGEST_BUCKET[device])
@@ -167,7 +167,7 @@ class DeepSpeed:
         from .optimizers.moving_average import MovingAverage
         from .outside.frozen import Frozen
         from .outside.full_precision import FullPrecision
-        from .pieces import Pieces
+        from .pieces import FragmentBuilder
         from .zero import experts, state
         from .zero.memory import bucket_elements
 
@@ -188,7 +188,7 @@ class DeepSpeed:
         settings = config.settings(
             precision, parallel.device.type, reduced, gathered, split_experts=split
         )
-        mpu = Groups(parallel)
+        mpu = ProcessGroups(parallel)
         if precision.separate_masters:
             objective.to(compute_dtype(precision))  # on the meta device: creates bf16 memory
         if config.zero == 3:
@@ -199,7 +199,7 @@ class DeepSpeed:
         self.device = parallel.device
         self.dtype = compute_dtype(precision)
         self.ranks = parallel.data.size
-        self.plain = config.zero == 0
+        self.replicated = config.zero == 0
         self.clip = optimizer.clip
         self.updates = 0
         config.compile_blocks(model, parallel.device)
@@ -219,9 +219,10 @@ class DeepSpeed:
         if split:
             experts.check(self.engine, groups, parallel)
         self.state = state.find(self.engine, self.optimizer, named, parallel.data)
-        self.fp32.give_back()
-        self.frozen.give_back()
-        self.pieces = Pieces(self.optimizer, shards, groups, averaged=optimizer.ema is not None)
+        self.fp32.register_buffers()
+        self.frozen.register_buffers()
+        averaged = optimizer.ema is not None
+        self.fragment_builder = FragmentBuilder(self.optimizer, shards, groups, averaged=averaged)
         self.average = MovingAverage(optimizer.ema, self.device)
 
     def __call__(self, *inputs: Any) -> Sums:
@@ -237,11 +238,11 @@ class DeepSpeed:
 
     def gradients(self) -> list[Fragment]:
         pieces = self.state.pieces()
-        own = self.pieces.gradients(pieces, self.state.gradients(pieces))
-        return own + self.fp32.gradients()
+        gradients = self.fragment_builder.gradients(pieces, self.state.gradients(pieces))
+        return gradients + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
-        """DeepSpeed's own step reads from the device, so this one may read too."""
+        """DeepSpeed's step reads from the device, so this method may read too."""
         if not finite:
             self.discard()
             return
@@ -252,7 +253,7 @@ class DeepSpeed:
 
     def discard(self) -> None:
         self.fp32.discard()
-        if self.plain:
+        if self.replicated:
             self.engine.zero_grad()
             return
         self.state.refuse()
@@ -269,7 +270,7 @@ class DeepSpeed:
 
     def fragments(self) -> list[Fragment]:
         outside = self.fp32.fragments() + self.frozen.fragments()
-        return self.pieces.fragments(self.state.pieces()) + outside
+        return self.fragment_builder.fragments(self.state.pieces()) + outside
 
     def loaded(self, steps: int) -> None:
         self.updates = steps
@@ -282,20 +283,19 @@ class DeepSpeed:
         self.engine.micro_steps = steps
 
 
-class Groups:
-    """The process groups, under the names by which DeepSpeed asks for them (its `mpu`).
+class ProcessGroups:
+    """Process groups with the methods that DeepSpeed calls (`mpu`).
 
-    The model-parallel group is this rank alone: DeepSpeed reduces a norm over it once for each
-    parameter group, and would hang where ranks have different numbers of groups. It is a group of
-    gloo: one of NCCL would be split from that of all ranks, which is a collective of all of them.
+    The model-parallel group is this rank alone: DeepSpeed reduces a norm over it once per parameter
+    group, and would hang where ranks have different numbers of groups. It is a gloo group: NCCL
+    would split it from the world's communicator, which is a collective over all ranks.
     """
 
     def __init__(self, parallel: Parallel) -> None:
         import torch.distributed as dist
 
         self.data = parallel.data
-        alone = [parallel.rank]
-        self.alone = dist.new_group(alone, backend="gloo", use_local_synchronization=True)
+        self.alone = dist.new_group([parallel.rank], backend="gloo", use_local_synchronization=True)
 
     def get_data_parallel_group(self) -> Any:
         return self.data.group
@@ -317,39 +317,39 @@ class Groups:
 
 
 def _partition(
-    objective: Objective, settings: dict[str, Any], mpu: Groups, device: torch.device
+    objective: Objective, settings: dict[str, Any], mpu: ProcessGroups, device: torch.device
 ) -> None:
-    """Create the parameters module by module and cut each at once: no rank holds them all."""
+    """Create and partition parameters module by module: no rank holds the full model."""
     import deepspeed
     import torch
     from torch import nn
 
-    cut = None
+    partition = None
     for module in objective.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
+        for attribute, parameter in list(module.named_parameters(recurse=False)):
             empty = torch.empty_like(parameter, device=device)
-            setattr(module, name, nn.Parameter(empty))
-        own = list(module.parameters(recurse=False))
-        if cut is not None:
-            cut(param_list=own)
-        elif own:
+            setattr(module, attribute, nn.Parameter(empty))
+        parameters = list(module.parameters(recurse=False))
+        if partition is not None:
+            partition(param_list=parameters)
+        elif parameters:
             groups = {"data_parallel_group": mpu.data.group, "mpu": mpu}
             deepspeed.zero.Init(
-                module=nn.ParameterList(own), config_dict_or_path=settings, **groups
+                module=nn.ParameterList(parameters), config_dict_or_path=settings, **groups
             )
-            cut = own[0].convert_to_zero_parameters  # type: ignore[attr-defined]
+            partition = parameters[0].convert_to_zero_parameters  # type: ignore[attr-defined]
 
 
-def _allow(kind: type) -> None:
-    """Add to the optimizers that DeepSpeed takes without a warning."""
+def _allow(optimizer: type) -> None:
+    """Let DeepSpeed accept a class of optimizers without a warning."""
     from deepspeed.runtime.zero.utils import ZERO_SUPPORTED_OPTIMIZERS
 
-    if kind not in ZERO_SUPPORTED_OPTIMIZERS:
-        ZERO_SUPPORTED_OPTIMIZERS.append(kind)
+    if optimizer not in ZERO_SUPPORTED_OPTIMIZERS:
+        ZERO_SUPPORTED_OPTIMIZERS.append(optimizer)
 
 
 def _import(device: str) -> Any:
-    # Or it looks for one: it asks CUDA, after which no fork can, and warns if there is no GPU.
+    # Otherwise DeepSpeed queries CUDA, after which no fork can, and warns if there is no GPU.
     os.environ.setdefault("DS_ACCELERATOR", device)
     try:
         import deepspeed
@@ -369,8 +369,8 @@ def _import(device: str) -> Any:
 
 
 def _import_muon() -> None:
-    """Import DeepSpeed's Muon, which DeepSpeed asks for in its first step and headrace does not
-    use. It compiles functions, for which torch would import its compiler: two seconds."""
+    """Import DeepSpeed's Muon, which DeepSpeed needs in the first step and headrace does not use.
+    Muon compiles functions, for which torch would import its compiler: two seconds."""
     from deepspeed.runtime import compiler
 
     compile_function = compiler.compile

@@ -1,11 +1,11 @@
 """FSDP2: torch's own sharding, block by block. It needs torch alone.
 
-Under tensor parallelism it shards each local shard over the data axis; under expert parallelism, a
+Under tensor parallelism, local shards are sharded over the data axis; under expert parallelism, a
 rank's experts over their replicas.
 
-The sharded fp32 parameters are the masters. Each block is gathered before it computes, in the
-compute precision (matrices in FP8 travel so: models/layers/fp8_gather.py), and its gradients are
-summed in fp32. `gather` chooses how long it stays whole.
+The sharded fp32 parameters are the masters. A block is gathered before it computes, in the compute
+precision (FP8 matrices are gathered in FP8: models/layers/fp8_gather.py), and gradients are summed
+in fp32. `gather` chooses how long a block stays unsharded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
 from .config import EngineConfig, StateOnDevice
-from .shard_groups import LayerShards, check_shard, layer_of, overlapping, shard_of, with_one_mesh
-from .traffic import KeptWhole, Traffic
+from .shard_groups import (
+    LayerShards,
+    check_shard,
+    find_overlaps,
+    layer_number,
+    layer_shard,
+    shard_experts,
+    split_by_mesh,
+)
+from .traffic import Traffic, UnshardedWeights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,19 +35,17 @@ if TYPE_CHECKING:
     from ...models.accounting.level import EngineMemory
     from ...models.accounting.state import BytesPerParameter, Degrees, Shards, StatePart
     from ...models.config.options.precision import Precision
-    from ...models.model.block import Block
     from ..checkpoints.fragments import Fragment
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
     from .objective import Objective, Sums
     from .optimizers.config import OptimizerConfig
-    from .pieces import Piece
-    from .shard_groups import Grid
+    from .pieces import ParameterPiece
 
 Gather = Literal["block", "micro-batch", "step"]
 BLOCK_LAUNCHES, MESSAGE_LAUNCHES = 40, 55
-"""Launches that take as long as FSDP2's own work in a pass of a block, and in each of its gathers
-and sums. Measured on a CPU with messages that send nothing."""
+"""FSDP2's host work per block and pass, and per gather or reduction, as numbers of launches.
+Measured on a CPU with messages that send nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,35 +56,35 @@ class Fsdp2Config(EngineConfig):
 
     kind: Literal["fsdp2"] = "fsdp2"
     shard: int | None = None
-    """Ranks that share one copy of the state; more copies are replicas (HSDP). None: all ranks."""
+    """Ranks that share a copy of the state; more copies are replicas (HSDP). None: all ranks."""
     gather: Gather | None = None
     """When weights are gathered, and gradients reduced. `block`: for each pass of a block; a rank
-    holds one block whole. `micro-batch`: once for each micro-batch; it holds all weights of its
-    stage whole. `step`: once for a step; it holds weights and gradients whole. Default: `step` for
-    a pipeline, whose stages are small, else `block`."""
+    holds one block unsharded. `micro-batch`: once per micro-batch; a rank holds all weights of the
+    stage unsharded. `step`: once per step; a rank holds weights and gradients unsharded. Default:
+    `step` for a pipeline, whose stages are small, else `block`."""
     keep_last: int = 0
-    """Last layers whose weights stay whole from the forward to the backward pass, with
-    `gather: block`. The backward pass begins with them: one gather less for each layer."""
+    """Number of final layers whose weights stay unsharded from the forward to the backward pass,
+    with `gather: block`. The backward pass begins with them: one gather less per layer."""
     layers: tuple[LayerShards, ...] = ()
-    """Layers with a choice of their own: `{layers: [0, 7], reshard: false, shard: 8}`. The others
-    follow `gather`, `shard` and `keep_last`."""
+    """Spans of layers with separate settings: `{layers: [0, 7], reshard: false, shard: 8}`. Other
+    layers follow `gather`, `shard` and `keep_last`."""
     forward_prefetch: int = 0
     """Blocks gathered ahead of the block that runs forward, with `gather: block`."""
     backward_prefetch: int = 1
     """Blocks gathered ahead of the block that runs backward, with `gather: block`."""
     offload: Literal["cpu"] | None = None
-    """`cpu`: sharded weights, gradients and optimizer states lie in host memory, and the CPU
+    """`cpu`: sharded weights, gradients and optimizer states are in host memory, and the CPU
     updates them with headrace's AdamW. Muon is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shard is not None and self.shard < 1:
             raise ValueError(f"shard must be at least 1, not {self.shard}")
-        for name, least in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if twice := [ConfigProblem("layers", text) for text in overlapping(self.layers)]:
-            raise ConfigProblems(twice)
+        for key, minimum in (("keep_last", 0), ("forward_prefetch", 0), ("backward_prefetch", 1)):
+            if getattr(self, key) < minimum:
+                raise ValueError(f"{key} must be at least {minimum}, not {getattr(self, key)}")
+        if overlaps := [ConfigProblem("layers", message) for message in find_overlaps(self.layers)]:
+            raise ConfigProblems(overlaps)
 
     @property
     def offloads(self) -> bool:
@@ -86,21 +92,21 @@ class Fsdp2Config(EngineConfig):
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         ranks = processes // layout.shards * layout.cp
-        own = [(f"engine.layers.{n}.shard", each.shard) for n, each in enumerate(self.layers)]
-        for name, shard in [("engine.shard", self.shard), *own]:
+        span_shards = {f"engine.layers.{n}.shard": s.shard for n, s in enumerate(self.layers)}
+        for key, shard in {"engine.shard": self.shard, **span_shards}.items():
             if shard is not None:
-                check_shard(name, shard, ranks, layout)
-        by_block = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
+                check_shard(key, shard, ranks, layout)
+        defaults = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
         changed = [
-            f"{name}={getattr(self, name)}"
-            for name, default in by_block.items()
-            if getattr(self, name) != default
+            f"{key}={getattr(self, key)}"
+            for key, default in defaults.items()
+            if getattr(self, key) != default
         ]
-        changed += [f"layers.{n}.reshard=false" for n, e in enumerate(self.layers) if not e.reshard]
-        if changed and self.gather_of(layout) != "block":
+        changed += [f"layers.{n}.reshard=false" for n, s in enumerate(self.layers) if not s.reshard]
+        if changed and self.gather_mode(layout) != "block":
             raise LayoutError(
                 f"engine.{changed[0]} needs weights that are gathered block by block; "
-                f"engine.gather={self.gather_of(layout)} gathers all at once",
+                f"engine.gather={self.gather_mode(layout)} gathers all at once",
                 hint=f"set engine.gather=block, or leave {changed[0].partition('=')[0]} out",
             )
 
@@ -114,7 +120,7 @@ class Fsdp2Config(EngineConfig):
         return cls(gather="step")
 
     def choices(self, layout: LayoutConfig) -> dict[str, object]:
-        return {"gather": self.gather_of(layout), "shard": self.shard or "all"}
+        return {"gather": self.gather_mode(layout), "shard": self.shard or "all"}
 
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         traffic = partial(
@@ -123,28 +129,28 @@ class Fsdp2Config(EngineConfig):
             pass_launches=BLOCK_LAUNCHES,
             message_launches=MESSAGE_LAUNCHES,
         )
-        match self.gather_of(layout):
+        match self.gather_mode(layout):
             case "block":
                 return traffic(
-                    forward=("gather",), backward=("reduce", "gather"), may_stay_whole=True
+                    forward=("gather",), backward=("reduce", "gather"), may_stay_unsharded=True
                 )
             case "micro-batch":
                 return traffic(forward=("gather",), backward=("reduce",))
             case "step":
                 return traffic(first_forward=("gather",), last_backward=("reduce",))
 
-    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
-        return KeptWhole(blocks=self.gather_of(layout) != "block", outside=True)
+    def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
+        return UnshardedWeights(blocks=self.gather_mode(layout) != "block", outside=True)
 
     @property
     def layer_shards(self) -> tuple[LayerShards, ...]:
         return self.layers
 
-    def with_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
+    def replace_layer_shards(self, spans: Sequence[LayerShards]) -> Self:
         return replace(self, layers=tuple(spans))
 
-    def describe_in(self, layout: LayoutConfig) -> str:
-        return f"{self.describe()}, gather by {self.gather_of(layout)}"
+    def describe_with_layout(self, layout: LayoutConfig) -> str:
+        return f"{self.describe()}, gather by {self.gather_mode(layout)}"
 
     def describe(self) -> str:
         shards, spans = f", shards of {self.shard}" if self.shard else "", len(self.layers)
@@ -159,36 +165,30 @@ class Fsdp2Config(EngineConfig):
         device: str,
         layout: LayoutConfig,
     ) -> list[StatePart]:
-        """Return the parts of the state that a rank holds: fp32 parameters, sharded by rows."""
-        from ...models.accounting.state import (
-            HOST,
-            StatePart,
-            cut_flat,
-            cut_root,
-            cut_rows,
-        )
-        from .fsdp2_memory import whole_by_block
+        """Return the parts of a rank's state: fp32 parameters, sharded by rows."""
+        from ...models.accounting.state import HOST, StatePart, cut_flat, cut_root, cut_rows
+        from .fsdp2_memory import count_unsharded
 
         sharded = partial(
             StatePart, sharded_over=("dp", "cp"), shard_ranks=self.shard_ranks, cut=cut_rows
         )
-        gather, host = self.gather_of(layout), HOST if self.offloads else ""
+        gather, host = self.gather_mode(layout), HOST if self.offloads else ""
         masters = "masters" if precision.separate_masters else "weights"
         parts = [
             sharded(name=f"{host}{masters}", bytes_per_parameter=4),
             sharded(name=f"{host}gradients", bytes_per_parameter=4),
             sharded(name=f"{host}optimizer", bytes_per_parameter=optimizer_bytes),
         ]
-        # Gathered from the forward pass to the end of the backward pass; or, by block, at once.
-        ahead = 1 + max(self.forward_prefetch, self.backward_prefetch)
-        by_block = partial(whole_by_block, engine=self, ahead=ahead)
+        # Unsharded from the forward pass to the end of the backward pass; or, by block, at once.
+        num_gathered = 1 + max(self.forward_prefetch, self.backward_prefetch)
+        by_block = partial(count_unsharded, engine=self, num_gathered=num_gathered)
         gathered = by_block if gather == "block" else cut_flat
         parts.append(
             StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, cut=gathered)
         )
         if gather == "step":  # summed in fp32 until the last backward pass
             parts.append(StatePart(name="gradients", bytes_per_parameter=4))
-        else:  # FSDP2 keeps what it reduced last until the next micro-batch has gradients
+        else:  # FSDP2 keeps the last reduced gradients until the next micro-batch has gradients
             parts.append(StatePart(name="gradients", bytes_per_parameter=4, cut=cut_root))
         return parts
 
@@ -198,16 +198,16 @@ class Fsdp2Config(EngineConfig):
         return Fsdp2Memory(self, state, shards, degrees)
 
     def shard_ranks(self, parameter: str) -> int | None:
-        """Return the ranks that share one copy of a parameter's state; None: all."""
-        return shard_of(self.layers, layer_of(parameter), self.shard)
+        """Return the number of ranks that share a copy of a parameter's state; None: all."""
+        return layer_shard(self.layers, layer_number(parameter), self.shard)
 
-    def resharded(self, layer: int, left: int) -> bool:
-        """Return True if `gather: block` shards a layer again after its forward pass; `left` layers
-        of the rank follow it."""
-        own = [span.reshard for span in self.layers if layer in span]
-        return left >= self.keep_last and all(own)
+    def reshards(self, layer: int, num_later_layers: int) -> bool:
+        """Return True if `gather: block` reshards a layer after the forward pass; the rank has
+        `num_later_layers` after it."""
+        spans_reshard = all(span.reshard for span in self.layers if layer in span)
+        return num_later_layers >= self.keep_last and spans_reshard
 
-    def gather_of(self, layout: LayoutConfig) -> Gather:
+    def gather_mode(self, layout: LayoutConfig) -> Gather:
         return self.gather or ("block" if layout.holds_all_layers else "step")
 
     def build(
@@ -239,14 +239,17 @@ class Fsdp2:
         from .optimizers.moving_average import MovingAverage
         from .outside.frozen import Frozen
         from .outside.full_precision import FullPrecision
-        from .pieces import Pieces
+        from .pieces import FragmentBuilder
         from .shard_groups import ShardGroups
 
         model = objective.model
         fp32 = model.full_precision(precision)
         shards, all_groups = local_shards(model), parameter_groups(model, optimizer, fp32)
-        trained = engine_groups(all_groups)
-        groups = [each for group in trained for each in with_one_mesh(group, config.shard_ranks)]
+        groups = [
+            mesh_group
+            for group in engine_groups(all_groups)
+            for mesh_group in split_by_mesh(group, config.shard_ranks)
+        ]
         self.frozen = Frozen(model, fp32, all_groups, shards, precision, parallel)
         self.fp32 = FullPrecision(model, all_groups, optimizer, shards, parallel)
         self.device = parallel.device
@@ -258,9 +261,9 @@ class Fsdp2:
         self.clip = optimizer.clip
         self.updates = 0
 
-        self.gather = config.gather_of(parallel.pipe.layout)
-        wanted: dict[str, Any] = {
-            "mesh": self.shards.of(None).mesh,
+        self.gather = config.gather_mode(parallel.pipe.layout)
+        root_sharding: dict[str, Any] = {
+            "mesh": self.shards.grid(None).mesh,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=compute_dtype(precision) if precision.separate_masters else None,
                 reduce_dtype=torch.float32,
@@ -268,36 +271,39 @@ class Fsdp2:
             ),
             "reshard_after_forward": False,
         }
-        self.place = parallel.device
+        self.master_device = parallel.device
         if config.offloads:
-            self.place, pinned = torch.device("cpu"), parallel.device.type == "cuda"
-            wanted["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
+            self.master_device, pinned = torch.device("cpu"), parallel.device.type == "cuda"
+            root_sharding["offload_policy"] = CPUOffloadPolicy(pin_memory=pinned)
         blocks = model.typed_blocks()
         sharding = {}
-        for left, name, block in zip(
-            reversed(range(len(blocks))), model.blocks, blocks, strict=True
-        ):
-            layer = int(name)
-            reshard = self.gather == "block" and config.resharded(layer, left)
-            own = {"mesh": self.shards.of(layer).mesh, "reshard_after_forward": reshard}
-            sharding[block] = {**wanted, **own}
+        layers = map(int, model.blocks)
+        for number, (layer, block) in enumerate(zip(layers, blocks, strict=True)):
+            num_later_layers = len(blocks) - 1 - number
+            sharding[block] = {
+                **root_sharding,
+                "mesh": self.shards.grid(layer).mesh,
+                "reshard_after_forward": self.gather == "block"
+                and config.reshards(layer, num_later_layers),
+            }
             if parallel.axes.experts.size > 1:
-                shard_experts(block, self.shards.of(layer, experts=True), sharding[block])
+                shard_experts(block, self.shards.grid(layer, experts=True), sharding[block])
         config.compile_blocks(model, parallel.device)
         for block in blocks:
             fully_shard(block, **sharding[block])
         prefetch(blocks, config.forward_prefetch, config.backward_prefetch)
-        # A forward pass ends with the head, and its backward pass begins there: no second gather.
-        self.root: Any = fully_shard(objective, **wanted)
-        objective.to_empty(device=self.place)  # shards only
-        if not config.offloads:  # torch's hooks would be those of the host's tensor
+        # A forward pass ends with the head, and the backward pass begins there: no second gather.
+        self.root: Any = fully_shard(objective, **root_sharding)
+        objective.to_empty(device=self.master_device)  # shards only
+        if not config.offloads:  # torch would call hooks on the tensor in host memory
             gather_matrices(model)
-        self.fp32.give_back()
-        self.frozen.give_back()
+        self.fp32.register_buffers()
+        self.frozen.register_buffers()
         self.objective = objective
         self.parameters = parameters(objective)
         self.optimizer = optimizer.build(model, groups, self.parameters)
-        self.pieces = Pieces(self.optimizer, shards, groups, averaged=optimizer.ema is not None)
+        averaged = optimizer.ema is not None
+        self.fragment_builder = FragmentBuilder(self.optimizer, shards, groups, averaged=averaged)
         self.average = MovingAverage(optimizer.ema, self.device)
 
     def __call__(self, *inputs: Any) -> Sums:
@@ -305,15 +311,15 @@ class Fsdp2:
         return sums
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        # By block and by micro-batch, each micro-batch is reduced into sharded fp32 sums.
+        # By block and by micro-batch, every micro-batch is reduced into sharded fp32 sums.
         self.root.set_is_last_backward(last)
         if self.gather == "step":
             self.root.set_requires_gradient_sync(last)
             self.root.set_reshard_after_backward(last)
         (loss * self.ranks).backward()  # FSDP2 averages; the loop wants sums
-        if last and self.replicas != self.ranks:  # those of experts, over fewer ranks
-            for name, parameter in self.parameters.items():
-                if self.local_shards[name].experts and parameter.grad is not None:
+        if last and self.replicas != self.ranks:  # experts are averaged over fewer ranks
+            for path, parameter in self.parameters.items():
+                if self.local_shards[path].experts and parameter.grad is not None:
                     parameter.grad.mul_(self.replicas / self.ranks)
         if last:
             self.fp32.reduce(1 / self.ranks)
@@ -327,13 +333,13 @@ class Fsdp2:
             if parameter.grad is None:  # unused: it still decays, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
         pieces = self._pieces()
-        found = [self.parameters[piece.parameter].grad for piece in pieces]
-        flat = [local(gradient).view(-1) for gradient in found if gradient is not None]
-        return self.pieces.gradients(pieces, flat) + self.fp32.gradients()
+        gradients = [self.parameters[piece.parameter].grad for piece in pieces]
+        flat = [local(gradient).view(-1) for gradient in gradients if gradient is not None]
+        return self.fragment_builder.gradients(pieces, flat) + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
-        self.optimizer.step_if(finite.to(self.place))
+        self.optimizer.step_if(finite.to(self.master_device))
         self.fp32.step(lr, finite)
         self.discard()
 
@@ -342,31 +348,32 @@ class Fsdp2:
         self.fp32.discard()
 
     def fragments(self) -> list[Fragment]:
-        own = self.pieces.fragments(self._pieces())
-        return own + self.fp32.fragments() + self.frozen.fragments()
+        outside = self.fp32.fragments() + self.frozen.fragments()
+        return self.fragment_builder.fragments(self._pieces()) + outside
 
     def loaded(self, steps: int) -> None:
         from torch.distributed.fsdp import FSDPModule
 
         for module in self.objective.modules():
             if isinstance(module, FSDPModule):
-                module.reshard()  # whole weights of an evaluation are older than the shards
+                module.reshard()  # an evaluation's unsharded weights are older than the shards
         self.updates = steps
         self.optimizer.loaded(steps)
         self.fp32.loaded(steps)
         self.frozen.loaded()
         self.average.loaded(steps)
 
-    def _pieces(self) -> list[Piece]:
-        from .pieces import Piece, local
+    def _pieces(self) -> list[ParameterPiece]:
+        from .pieces import ParameterPiece, local
 
-        found = []
-        for name, parameter in self.parameters.items():
-            grid = self.shards.of(layer_of(name), experts=self.local_shards[name].experts)
+        pieces = []
+        for path, parameter in self.parameters.items():
+            experts = self.local_shards[path].experts
+            grid = self.shards.grid(layer_number(path), experts=experts)
             if numel := local(parameter).numel():
-                found.append(
-                    Piece(
-                        parameter=name,
+                pieces.append(
+                    ParameterPiece(
+                        parameter=path,
                         tensor=parameter,
                         begin=0,
                         start=grid.first_element(parameter),
@@ -374,26 +381,14 @@ class Fsdp2:
                         writes=grid.replica == 0,
                     )
                 )
-        return found
-
-
-def shard_experts(block: Block, grid: Grid, sharding: dict[str, Any]) -> None:
-    """Shard the experts of a block over their replicas, and the rest of their operators as the
-    block."""
-    from torch.distributed.fsdp import fully_shard
-
-    for branch in block.branches():
-        if branch.operator.experts:
-            for child in branch.operator.children():  # a router: gathered once for both passes
-                fully_shard(child, **{**sharding, "reshard_after_forward": False})
-            fully_shard(branch.operator, **{**sharding, "mesh": grid.mesh})
+        return pieces
 
 
 def prefetch(blocks: Sequence[Any], forward: int, backward: int) -> None:
-    """Make each block gather blocks ahead. torch itself gathers one ahead in the backward pass."""
+    """Make blocks gather others ahead. By default, torch prefetches one in the backward pass."""
     for number, block in enumerate(blocks):
         if forward:
             block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 1 + forward])
         if backward != 1:
-            before = blocks[max(number - backward, 0) : number]
-            block.set_modules_to_backward_prefetch(before[::-1])
+            previous = blocks[max(number - backward, 0) : number]
+            block.set_modules_to_backward_prefetch(previous[::-1])

@@ -30,7 +30,7 @@ from ...models.accounting.state import (
     cut_root,
     state_bytes,
 )
-from .shard_groups import layer_of
+from .shard_groups import layer_number
 
 if TYPE_CHECKING:
     from ..layout.config import LayoutConfig
@@ -43,7 +43,7 @@ REDUCED_BYTES = 4
 
 
 class Fsdp2Settings(Protocol):
-    """The settings of FSDP2 that affect memory."""
+    """FSDP2's settings that affect memory."""
 
     @property
     def forward_prefetch(self) -> int: ...
@@ -51,8 +51,8 @@ class Fsdp2Settings(Protocol):
     def backward_prefetch(self) -> int: ...
     @property
     def offloads(self) -> bool: ...
-    def gather_of(self, layout: LayoutConfig) -> str: ...
-    def resharded(self, layer: int, left: int) -> bool: ...
+    def gather_mode(self, layout: LayoutConfig) -> str: ...
+    def reshards(self, layer: int, num_later_layers: int) -> bool: ...
 
 
 @dataclass
@@ -62,39 +62,40 @@ class _GatherGroup:
     numel: int
     """Unsharded elements, padded to equal shards."""
     shard_numel: int
-    """Elements of the largest shard."""
+    """Elements in the largest shard."""
     ranks: int
     """Ranks over which a copy is sharded."""
     replicated: bool = False
     """True if other ranks have copies of the shards."""
     prefetched: int = 0
-    """Bytes of the prefetch buffer."""
+    """Bytes in the prefetch buffer."""
     unsharded: bool = False
     gradients: int = 0
-    """Bytes of unsharded gradients."""
+    """Unsharded gradients in bytes."""
     gradient_sums: int = 0
-    """Bytes of unsharded fp32 sums of gradients in half precision."""
+    """Unsharded fp32 sums of half-precision gradients, in bytes."""
     reduced: bool = False
     """True if the rank holds the reduced gradient."""
     summed: bool = False
     """True if torch also keeps the shard that was summed over replicas."""
 
 
-def whole_by_block(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, ahead: int) -> int:
-    """Count the whole weights of a rank that gathers block by block: those of no block, and, at the
-    fullest moment of a pass, a run of `ahead` blocks and the kept blocks that ran before it."""
+def count_unsharded(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, num_gathered: int) -> int:
+    """Return a rank's maximum number of unsharded elements with `gather: block`: parameters outside
+    blocks, `num_gathered` consecutive blocks, and earlier blocks that are not resharded."""
     sizes: dict[int, int] = {}
-    for name, shape in shapes.items():
-        if (layer := layer_of(name)) is not None:
+    for parameter, shape in shapes.items():
+        if (layer := layer_number(parameter)) is not None:
             sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
     layers = sorted(sizes)
-    kept: list[int] = []
-    most = 0
-    for place, layer in enumerate(layers):
-        if not engine.resharded(layer, len(layers) - 1 - place):
-            kept.append(layer)
-        most = max(most, sum(sizes[each] for each in {*kept, *layers[place : place + ahead]}))
-    return cut_root(shapes, ranks) + most
+    not_resharded: list[int] = []
+    max_size = 0
+    for index, layer in enumerate(layers):
+        if not engine.reshards(layer, len(layers) - 1 - index):
+            not_resharded.append(layer)
+        unsharded = {*not_resharded, *layers[index : index + num_gathered]}
+        max_size = max(max_size, sum(sizes[number] for number in unsharded))
+    return cut_root(shapes, ranks) + max_size
 
 
 class Fsdp2Memory(EngineMemory):
@@ -102,7 +103,7 @@ class Fsdp2Memory(EngineMemory):
         self, config: Fsdp2Settings, state: StateOnDevice, shards: Shards, degrees: Degrees
     ) -> None:
         self.config, self.fp32 = config, state.fp32
-        self.gather = config.gather_of(state.layout)
+        self.gather = config.gather_mode(state.layout)
         self.half = state.precision.separate_masters
         self.clones = state.device == "cpu"
         """True if a reduce-scatter clones its input, as gloo does."""
@@ -111,21 +112,22 @@ class Fsdp2Memory(EngineMemory):
         self.copies = config.offloads and state.device != "cpu"
         """True if the gradient is a copy of the reduced buffer, not a view."""
         persistent = [
-            part
-            for part in state.parts
-            if (part.sharded_over or part.names == state.fp32) and not part.name.endswith(GRADIENTS)
+            tensors
+            for tensors in state.parts
+            if (tensors.sharded_over or tensors.names == state.fp32)
+            and not tensors.name.endswith(GRADIENTS)
         ]
         self.persistent = state_bytes(persistent, shards, degrees)
         self.groups: dict[tuple[Unit, bool], _GatherGroup] = {(None, False): _GatherGroup(0, 0, 1)}
         """By unit, and whether the parameters are split experts."""
         self.group_by_parameter: dict[str, _GatherGroup] = {}
-        sharded = next(part for part in persistent if part.sharded_over)
+        sharded = next(tensors for tensors in persistent if tensors.sharded_over)
         fully_sharded = replace(sharded, shard_ranks=None)
         for name, shard in shards.items():
             if name in self.fp32:
                 continue
             ranks = sharded.ranks(degrees, name, shard)
-            key = layer_of(name), shard.experts
+            key = layer_number(name), shard.experts
             group = self.groups.setdefault(key, _GatherGroup(0, 0, ranks))
             self.group_by_parameter[name] = group
             group.ranks = max(group.ranks, ranks)
@@ -136,17 +138,17 @@ class Fsdp2Memory(EngineMemory):
             group.numel += shard_numel * ranks
         self.layers = sorted({unit for unit, _ in self.groups if unit is not None})
         self.gathered = 0
-        """Bytes of the last gather's buffer."""
+        """Bytes in the last gather's buffer."""
         self.reducing = 0
-        """Bytes of the last reduction's copy."""
+        """Bytes in the last reduction's copy."""
         self.sums: set[str] = set()
 
     def begin(self, level: Level) -> None:
-        for part, size in self.persistent.items():
-            level.add(part, size)
+        for kind, size in self.persistent.items():
+            level.add(kind, size)
 
     def _groups_in(self, unit: Unit) -> list[_GatherGroup]:
-        """Return a unit's groups: the split experts, after the other parameters."""
+        """Return a unit's groups: split experts come after other parameters."""
         return [self.groups[unit, split] for split in (False, True) if (unit, split) in self.groups]
 
     def enter(self, level: Level, unit: Unit, *, backward: bool) -> None:
@@ -204,7 +206,7 @@ class Fsdp2Memory(EngineMemory):
                 self._reduce(level, group)
         elif groups and self.gather == "block":
             num_later_layers = len(self.layers) - 1 - self.layers.index(unit)
-            if self.config.resharded(unit, num_later_layers):
+            if self.config.reshards(unit, num_later_layers):
                 for group in groups:
                     self._reshard(level, group)
 

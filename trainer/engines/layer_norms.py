@@ -1,4 +1,4 @@
-"""Compute a step's norms by layer: of weights, gradients and updates.
+"""Compute a step's norms by layer, for weights, gradients and updates.
 
     before the step: squares of weights and gradients, a copy of the weights ─► step ─► squares of
     the differences ─► sum over all ranks, in a single message with a fixed size
@@ -22,7 +22,7 @@ from ..checkpoints.fragments import Fragment, masters
 from .engine import Engine
 
 KINDS = 3
-"""Norms of a layer."""
+"""Norms per layer."""
 CHUNK = 1 << 24
 """Elements whose squares are summed at once: on a CPU, fp64 needs a copy."""
 NUMBERED = ("blocks", "shared")
@@ -30,14 +30,14 @@ NUMBERED = ("blocks", "shared")
 
 
 class LayerNorms(NamedTuple):
-    """Norms of a layer in a step."""
+    """A layer's norms in a step."""
 
     weight: float
-    """Norm of the weights before the step."""
+    """Weights before the step."""
     gradient: float
-    """Norm of the gradients before clipping."""
+    """Gradients before clipping."""
     update: float
-    """Norm of the change of the weights in the step."""
+    """Change in the weights during the step."""
 
 
 def layer_names(config: ModelConfig) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Turn an engine's pieces, the ranges of parameters that a rank updates, into fragments.
+"""Turn an engine's pieces, the parameter ranges that a rank updates, into fragments.
 
-Fragments of masters, optimizer states and gradients have the same ranges, in the engine's memory.
+Fragments for masters, optimizer states and gradients have the same ranges, in the engine's memory.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from .optimizers.base import Optimizer, ParameterGroup
 GRADIENT = "gradient"
 
 
-class Piece(NamedTuple):
-    """A range of this rank's local shard of a parameter."""
+class ParameterPiece(NamedTuple):
+    """A range in this rank's local shard of a parameter."""
 
     parameter: str
     tensor: Tensor
-    """The tensor that the optimizer updates: the parameter, or a flat tensor of several."""
+    """The tensor that the optimizer updates: the parameter, or a flat tensor with several."""
     begin: int
-    """First element of the range in the memory of `tensor`."""
+    """First element in the memory of `tensor`."""
     start: int
-    """First element of the range in the local shard, in row-major order."""
+    """First element in the local shard, in row-major order."""
     numel: int
     writes: bool
     """True on the rank that stores the range and counts it in the norm."""
 
 
-class Pieces:
+class FragmentBuilder:
     """Builds fragments from an engine's pieces."""
 
     def __init__(
@@ -45,14 +45,14 @@ class Pieces:
         *,
         averaged: bool,
     ) -> None:
-        """`averaged` says whether masters have moving averages."""
+        """`averaged`: masters have moving averages."""
         self.optimizer = optimizer
         self.averaged = averaged
         self.shards = shards
-        self.states = {name: group.states for group in groups for name in group.names}
+        self.states = {parameter: group.states for group in groups for parameter in group.names}
 
-    def fragments(self, pieces: Iterable[Piece]) -> list[Fragment]:
-        """Return fragments of the masters and optimizer states."""
+    def fragments(self, pieces: Iterable[ParameterPiece]) -> list[Fragment]:
+        """Return fragments for masters and optimizer states."""
         fragments = []
         for piece in pieces:
             states = self.optimizer.state_tensors(piece.tensor, self.states[piece.parameter])
@@ -63,12 +63,12 @@ class Pieces:
                 fragments.append(self._fragment(kind, piece, flat))
         return fragments
 
-    def gradients(self, pieces: Iterable[Piece], flat: Iterable[Tensor]) -> list[Fragment]:
-        """Return fragments of the gradients, from a flat gradient for each piece."""
+    def gradients(self, pieces: Iterable[ParameterPiece], flat: Iterable[Tensor]) -> list[Fragment]:
+        """Return fragments for gradients, from a flat gradient per piece."""
         pairs = zip(pieces, flat, strict=True)
         return [self._fragment(GRADIENT, piece, gradient) for piece, gradient in pairs]
 
-    def _fragment(self, kind: str, piece: Piece, data: Tensor) -> Fragment:
+    def _fragment(self, kind: str, piece: ParameterPiece, data: Tensor) -> Fragment:
         shard = self.shards[piece.parameter]
         return Fragment(
             key=tensor_key(kind, piece.parameter),
@@ -80,5 +80,5 @@ class Pieces:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, which may be sharded."""
+    """Return this rank's shard of a DTensor; plain tensors pass through."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -1,4 +1,4 @@
-"""Messages of an engine in a step, and its own work on the host: data that the planner prices.
+"""An engine's messages and host work in a step, which the planner prices.
 
 beside each forward and backward pass of a block      FSDP2 by block, by micro-batch; ZeRO-3
 beside the first forward, the last backward pass      FSDP2 by step
@@ -11,43 +11,43 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Message = Literal["gather", "reduce", "all_reduce", "all_reduce_compute"]
-"""gather: weights, among the ranks that share a copy, in the precision that computes. reduce:
-gradients in fp32, reduce-scattered among them and summed over the copies. all_reduce: gradients in
-fp32, summed over all ranks; all_reduce_compute: in the precision that computes."""
+"""gather: weights in compute precision, among the ranks that share a copy. reduce: gradients in
+fp32, reduce-scattered among these ranks and summed over copies. all_reduce: gradients in fp32,
+summed over all ranks; all_reduce_compute: the same in compute precision."""
 MESSAGES: tuple[Message, ...] = get_args(Message)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Messages for the parameters of a block, or of what stands outside the blocks."""
+    """Messages for a block's parameters, and for those outside blocks."""
 
     shard: int | None = None
-    """Ranks that share one copy of the state. None: all."""
+    """Ranks that share a copy of the state. None: all."""
     forward: tuple[Message, ...] = ()
-    """Beside each forward pass."""
+    """Beside every forward pass."""
     backward: tuple[Message, ...] = ()
-    """Beside each backward pass."""
+    """Beside every backward pass."""
     first_forward: tuple[Message, ...] = ()
-    """Beside the first forward pass of a step."""
+    """Beside a step's first forward pass."""
     last_backward: tuple[Message, ...] = ()
-    """Beside the last backward pass of a step."""
+    """Beside a step's last backward pass."""
     update: tuple[Message, ...] = ()
     """Before and after the optimizer step, beside no pass."""
     gather_bucket: int = 0
-    """Maximum of the elements of a gather or an all-reduce that blocks share. 0: each block has
-    messages of its own."""
+    """Maximum elements in a gather that several blocks share; 0: blocks send separately."""
     reduce_bucket: int = 0
-    may_stay_whole: bool = False
-    """True if the weights of a chosen block may stay whole from its forward to its backward pass,
-    which then gathers nothing."""
+    """The same for an all-reduce."""
+    may_stay_unsharded: bool = False
+    """True if chosen blocks may stay unsharded from forward to backward pass, which then gathers
+    nothing."""
     updates_all: bool = False
-    """True: each rank updates all parameters that it has; False: its shards."""
+    """True: ranks update all their parameters; False: shards."""
     pass_launches: int = 0
-    """Launches that take as long as the engine's own work in a pass of a block."""
+    """Engine's host work in a block's pass, as a number of launches."""
     message_launches: int = 0
-    """The same for each message beside a pass."""
+    """The same for a message beside a pass."""
     recompute_launches: int = 0
-    """The same for the second forward pass of a block."""
+    """The same for a block's second forward pass."""
 
     def __post_init__(self) -> None:
         if unknown := sorted({*self._all()} - {*MESSAGES}):
@@ -55,7 +55,7 @@ class Traffic:
 
     @property
     def messages(self) -> list[Message]:
-        """The different messages of a step."""
+        """Distinct kinds in a step."""
         sent = {*self._all()}
         return [message for message in MESSAGES if message in sent]
 
@@ -70,10 +70,9 @@ class Traffic:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptWhole:
-    """Weights that stay whole from a forward pass to the backward pass."""
+class UnshardedWeights:
+    """Weights that stay unsharded between forward and backward pass."""
 
     blocks: bool
-    """Weights of blocks stay whole."""
     outside: bool
-    """Weights of embedding, head, final norm and shared blocks stay whole."""
+    """Embedding, head, final norm and shared blocks."""

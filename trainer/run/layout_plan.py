@@ -160,7 +160,7 @@ class LayoutPlan:
     def resolved_engine(self) -> EngineConfig:
         """The engine with the layers' choices."""
         spans = self.layer_shards
-        return self.engine.with_layer_shards(spans) if spans else self.engine
+        return self.engine.replace_layer_shards(spans) if spans else self.engine
 
 
 def _order_problems(spans: Sequence[LayerSpan]) -> Iterator[tuple[int, str]]:

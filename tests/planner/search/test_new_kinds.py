@@ -21,7 +21,7 @@ from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.config import EngineConfig, StateOnDevice
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.shard_groups import LayerShards
-from headrace.trainer.engines.traffic import KeptWhole, Traffic
+from headrace.trainer.engines.traffic import Traffic, UnshardedWeights
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.schedules import SCHEDULES, Orders, Schedule
 
@@ -48,8 +48,8 @@ class Silent(EngineConfig):
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         return Traffic()
 
-    def kept_whole(self, layout: LayoutConfig) -> KeptWhole:
-        return MEMORY.kept_whole(layout)
+    def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
+        return MEMORY.unsharded_weights(layout)
 
     def check(self, layout: LayoutConfig, processes: int, precision: Precision) -> None:
         return
@@ -168,6 +168,6 @@ def test_an_engine_that_does_not_answer_is_an_error(
     with pytest.raises(ValueError, match="an engine sends 'scatter'; prices have gather, reduce"):
         Traffic(backward=("scatter",))  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match=r"engine.kind=silent has no .* layers \[1, 2\] choose"):
-        Silent().with_layer_shards([LayerShards(layers=(1, 2))])
+        Silent().replace_layer_shards([LayerShards(layers=(1, 2))])
     with pytest.raises(TypeError, match=r"abstract class .* traffic"):
         type("Mute", (Silent,), {"traffic": EngineConfig.traffic})()

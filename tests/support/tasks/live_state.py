@@ -46,7 +46,7 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
     mine: dict[str, Any] = {}
     shards = engine.objective.model.local_shards
     for name, parameter in parameters(engine.objective).items():
-        for kind in (MASTER, *engine.pieces.states[name]):  # type: ignore[attr-defined]
+        for kind in (MASTER, *engine.fragment_builder.states[name]):  # type: ignore[attr-defined]
             whole = _full(engine, parameter, kind, DTensor).clone()
             mine[f"{kind}.{name}"] = (shards[name], whole)
     for name, parameter in engine.fp32.parameters.items():  # type: ignore[attr-defined]

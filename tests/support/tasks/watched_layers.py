@@ -159,7 +159,7 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         degrees = Degrees(dp=parallel.dp, tp=axes.tensor.size, cp=axes.context.size)
         level, plain = Level(), mock.MagicMock()
         events = add_watched_masters(lambda *_, plain=plain: plain, parts)(
-            engine.pieces.shards, degrees
+            engine.fragment_builder.shards, degrees
         )
         plain.update.side_effect = lambda level: level.end_moment("update", None, 0)
         events.update(level)

@@ -1,4 +1,4 @@
-"""Settings of AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
+"""Settings for AdamW (Loshchilov & Hutter, arXiv 1711.05101)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class AdamWConfig(OptimizerConfig):
 
     kind: Literal["adamw"] = "adamw"
     beta1: float = 0.9
-    """Share of the mean gradient that a step keeps."""
+    """Fraction of the mean gradient that a step keeps."""
     beta2: float = 0.95
-    """Share of the mean squared gradient that a step keeps."""
+    """Fraction of the mean squared gradient that a step keeps."""
     eps: float = 1e-8
     """Added to the root of the mean square."""
 

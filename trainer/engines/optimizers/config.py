@@ -22,10 +22,10 @@ Limits = Sequence[tuple[str, str, bool]]
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
-    """Learning rate and weight decay of the parameters that match a pattern."""
+    """Learning rate and weight decay for parameters that match a pattern."""
 
     match: str
-    """Pattern of names: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
+    """Name pattern: `blocks.*.mixer.operator.*`, or with an operator's name or kind in place of
     `mixer.operator` and `mlp.operator`: `blocks.*.hyena*`. `*` matches dots as well. A pattern that
     matches no parameter is an error."""
     lr: float = 1.0
@@ -52,22 +52,22 @@ class OptimizerConfig(ABC):
     lr: float = 3e-4
     """Peak learning rate of the run; phases give multiples of it."""
     weight_decay: float = 0.1
-    """Decay of matrices; norms, biases, gains, and the rates of scans have none (`decay`)."""
+    """Decay for matrices; norms, biases, gains, and scans' rates have none (`decay`)."""
     decay: DecayRule = "headrace"
     """Rule for which parameters decay. `headrace`: matrices, but no vectors (skips, gains) and no
     rates of scans (`A_log`, `D`, `dt_bias`; rates, angles and residues of Hyena-LI). `savanna`: as
     Savanna does, with decay of rates, residues and skips, and none of Hyena-MR's taps; operators
     that Savanna lacks follow `headrace`. `--dry-run` lists both sides."""
     clip: float = 1.0
-    """Limit of the norm of all gradients; 0: no limit."""
+    """Maximum norm over all gradients; 0: no limit."""
     ema: float | None = None
-    """Part of the moving average of the weights that a step keeps, such as 0.9999. Each applied
-    step adds the rest from the new weights; step n keeps at most (1 + n) / (10 + n), so that the
+    """Decay of the weights' moving average, such as 0.9999: an applied step keeps this fraction and
+    adds the remainder from the new weights. Step n keeps at most (1 + n) / (10 + n), so that the
     initial weights are forgotten soon (0.9999 is reached at step 89,990). The average is fp32 and
-    sharded like the masters, 4 bytes for each parameter; it changes no bit of the training.
-    Checkpoints hold it, and `--ema` reads it. Left out: none."""
+    sharded like the masters, 4 bytes per parameter; it changes no bit of the training. Checkpoints
+    hold it, and `--ema` reads it. Left out: none."""
     groups: tuple[GroupConfig, ...] = ()
-    """Parameters with a learning rate or weight decay of their own. The first match counts."""
+    """Parameters with a separate learning rate or weight decay. The first match counts."""
 
     def __post_init__(self) -> None:
         require(self, self.limits())
@@ -100,7 +100,7 @@ class OptimizerConfig(ABC):
     def build(
         self, model: Model, groups: Sequence[ParameterGroup], parameters: Mapping[str, nn.Parameter]
     ) -> Optimizer:
-        """Build the optimizer of this rank's parameters."""
+        """Build the optimizer for this rank's parameters."""
 
 
 def require(config: object, limits: Limits) -> None:

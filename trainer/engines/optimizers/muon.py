@@ -1,4 +1,4 @@
-"""Settings of Muon (muon_step.py)."""
+"""Settings for Muon (muon_step.py)."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(OptimizerConfig):
-    """Muon for the matrices of operators, AdamW for everything else."""
+    """Muon for operators' matrices, AdamW for everything else."""
 
     kind: Literal["muon"] = "muon"
     on_host = False
     momentum: float = 0.95
-    """Share of the mean gradient that a step keeps."""
+    """Fraction of the mean gradient that a step keeps."""
     nesterov: bool = True
     """Look one step ahead along the momentum."""
     iterations: int = 5
     """Newton–Schulz iterations."""
     arithmetic: Arithmetic = "fp32"
-    """Number format of the iterations. bf16, as published, is several times as fast on a GPU, and
+    """Number format for the iterations. bf16, as published, is several times as fast on a GPU, and
     less exact."""
     beta1: float = 0.9
-    """AdamW: share of the mean gradient that a step keeps."""
+    """AdamW: fraction of the mean gradient that a step keeps."""
     beta2: float = 0.95
-    """AdamW: share of the mean squared gradient that a step keeps."""
+    """AdamW: fraction of the mean squared gradient that a step keeps."""
     eps: float = 1e-8
     """AdamW: added to the root of the mean square."""
 

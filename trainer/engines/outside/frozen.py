@@ -59,7 +59,7 @@ class Frozen:
                 size = len(_master_range(parameter.numel(), axis, axis.rank))
                 self.masters[name] = torch.empty(size, device=parallel.device)
 
-    def give_back(self) -> None:
+    def register_buffers(self) -> None:
         """Register the parameters as buffers of the model. Call after the engine has wrapped it."""
         for name, weight in self.weights.items():
             path, _, attribute = name.rpartition(".")

@@ -21,7 +21,7 @@ from ...checkpoints.fragments import Fragment
 from ...layout.groups import Parallel
 from ..optimizers.base import Optimizer, ParameterGroup
 from ..optimizers.config import OptimizerConfig
-from ..pieces import Piece, Pieces
+from ..pieces import FragmentBuilder, ParameterPiece
 
 
 class FullPrecision:
@@ -51,9 +51,11 @@ class FullPrecision:
         if fp32_groups:
             self.optimizer = config.build(model, fp32_groups, self.parameters)
             averaged = config.ema is not None
-            self.pieces = Pieces(self.optimizer, shards, fp32_groups, averaged=averaged)
+            self.fragment_builder = FragmentBuilder(
+                self.optimizer, shards, fp32_groups, averaged=averaged
+            )
 
-    def give_back(self) -> None:
+    def register_buffers(self) -> None:
         """Register the parameters as buffers of the model. Call after the engine has wrapped it."""
         for name, parameter in self.parameters.items():
             path, _, attribute = name.rpartition(".")
@@ -76,7 +78,7 @@ class FullPrecision:
         if self.optimizer is None:
             return []
         flat = [gradient.view(-1) for gradient in self._gradients()]
-        return self.pieces.gradients(self._pieces(), flat)
+        return self.fragment_builder.gradients(self._pieces(), flat)
 
     def step(self, lr: float, finite: Tensor) -> None:
         """Apply the gradients where `finite`, and clear them."""
@@ -91,7 +93,7 @@ class FullPrecision:
 
     def fragments(self) -> list[Fragment]:
         """Return masters and optimizer states: live memory."""
-        return self.pieces.fragments(self._pieces()) if self.optimizer is not None else []
+        return self.fragment_builder.fragments(self._pieces()) if self.optimizer is not None else []
 
     def loaded(self, steps: int) -> None:
         if self.optimizer is not None:
@@ -104,10 +106,10 @@ class FullPrecision:
         gradients = [parameter.grad for parameter in self.parameters.values()]
         return [gradient for gradient in gradients if gradient is not None]
 
-    def _pieces(self) -> list[Piece]:
-        """Return all parameters as pieces; the ranks take turns in writing them."""
+    def _pieces(self) -> list[ParameterPiece]:
+        """Return all parameters as pieces; ranks take turns in writing them."""
         return [
-            Piece(
+            ParameterPiece(
                 name, parameter, 0, 0, parameter.numel(), number % self.data.size == self.data.rank
             )
             for number, (name, parameter) in enumerate(self.parameters.items())

@@ -79,7 +79,7 @@ def _moe_layer(group_name: str, parallel: Parallel) -> nn.Module:
     except (ImportError, AttributeError) as error:
         raise _changed_error(str(error)) from None
 
-    class Layer(MoE):  # type: ignore[misc]
+    class ProcessGroupLayer(MoE):  # type: ignore[misc]
         def __init__(self) -> None:
             nn.Module.__init__(self)
             self.num_experts = parallel.axes.experts.size
@@ -89,7 +89,7 @@ def _moe_layer(group_name: str, parallel: Parallel) -> nn.Module:
                 registered[kind].clear()
                 registered[kind][group_name] = axis.group
 
-    return Layer()
+    return ProcessGroupLayer()
 
 
 def _changed_error(difference: str) -> MissingError:

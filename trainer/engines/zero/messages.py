@@ -1,7 +1,7 @@
-"""Messages of DeepSpeed in a step, by ZeRO stage, for the planner.
+"""DeepSpeed's messages in a step, by ZeRO stage, for the planner.
 
 stage   gradients                                     weights
-0       summed over all ranks at the end of a step    none: each rank updates all
+0       summed over all ranks at the end of a step    none: ranks update all weights
 1       the same                                      gathered after the update
 2       summed beside each backward pass              gathered after the update
 3       reduced beside each backward pass             gathered beside each pass
@@ -13,12 +13,12 @@ from ..traffic import Message, Traffic
 from .settings import ZeroConfig
 
 ZERO3_LAUNCHES = 130
-"""Launches that take as long as ZeRO-3's own work in a pass of a block, with its messages: hooks
-run before and after each module. Measured on a CPU with messages that send nothing."""
+"""ZeRO-3's host work per block and pass, messages included, as a number of launches: hooks run
+before and after every module. Measured on a CPU with messages that send nothing."""
 
 
 def traffic(config: ZeroConfig, largest_bucket: int) -> Traffic:
-    """Return the messages of a step. `largest_bucket` is the default of the device."""
+    """Return a step's messages. `largest_bucket` is the device's default."""
     if config.zero == 3:
         return Traffic(
             forward=("gather",),
@@ -26,12 +26,12 @@ def traffic(config: ZeroConfig, largest_bucket: int) -> Traffic:
             pass_launches=ZERO3_LAUNCHES,
             recompute_launches=ZERO3_LAUNCHES,
         )
-    sent: dict[int, tuple[Message, ...]] = {
+    updates: dict[int, tuple[Message, ...]] = {
         0: ("all_reduce",), 1: ("all_reduce", "gather"), 2: ("gather",)
     }  # fmt: skip
     return Traffic(
         backward=("all_reduce_compute",) if config.zero == 2 else (),
-        update=sent[config.zero],
+        update=updates[config.zero],
         gather_bucket=config.allgather_bucket_size or largest_bucket,
         reduce_bucket=config.reduce_bucket_size or largest_bucket,
         updates_all=config.zero == 0,

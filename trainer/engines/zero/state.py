@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 
 from ....models.parallel.axes import Axis
-from ..pieces import Piece
+from ..pieces import ParameterPiece
 
 Named = Mapping[str, nn.Parameter]
 
 
 class ShardedState(ABC):
     @abstractmethod
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ParameterPiece]:
         """Return this rank's pieces."""
 
     @abstractmethod
-    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def gradients(self, pieces: Sequence[ParameterPiece]) -> list[Tensor]:
         """Return the pieces' flat gradients."""
 
     @abstractmethod
@@ -73,9 +73,9 @@ class _Replicated(ShardedState):
         self.parameters = parameters
         self.data = data
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ParameterPiece]:
         return [
-            Piece(
+            ParameterPiece(
                 parameter=name,
                 tensor=parameter,
                 begin=0,
@@ -86,7 +86,7 @@ class _Replicated(ShardedState):
             for number, (name, parameter) in enumerate(self.parameters.items())
         ]
 
-    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def gradients(self, pieces: Sequence[ParameterPiece]) -> list[Tensor]:
         for parameter in self.parameters.values():
             if parameter.grad is None:  # an unused parameter still decays, as under ZeRO
                 parameter.grad = torch.zeros_like(parameter)
@@ -110,7 +110,7 @@ class _Flat(ShardedState):
         self.accumulates = hasattr(zero, "fp32_groups_gradient_flat_partition")
         """True for BF16_Optimizer, which accumulates unsharded gradients."""
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ParameterPiece]:
         partitions = [group["params"][0] for group in self.optimizer.param_groups]
         pieces = []
         for name, parameter in self.parameters.items():
@@ -119,7 +119,7 @@ class _Flat(ShardedState):
                 continue
             address = mapping.hp_fragment_address
             pieces.append(
-                Piece(
+                ParameterPiece(
                     parameter=name,
                     tensor=partitions[mapping.param_group_index],
                     begin=int(address.start),
@@ -130,7 +130,7 @@ class _Flat(ShardedState):
             )
         return pieces
 
-    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def gradients(self, pieces: Sequence[ParameterPiece]) -> list[Tensor]:
         gradients_by_begin = []
         for number in range(len(self.optimizer.param_groups)):
             if self.accumulates:
@@ -141,7 +141,9 @@ class _Flat(ShardedState):
             gradients_by_begin.append(dict(zip(begins, tensors, strict=False)))
         return [self._gradient(piece, gradients_by_begin) for piece in pieces]
 
-    def _gradient(self, piece: Piece, gradients_by_begin: Sequence[Mapping[int, Tensor]]) -> Tensor:
+    def _gradient(
+        self, piece: ParameterPiece, gradients_by_begin: Sequence[Mapping[int, Tensor]]
+    ) -> Tensor:
         mapping: Any = self.parameters[piece.parameter]._hp_mapping  # type: ignore[attr-defined]
         group: int = mapping.param_group_index
         if self.accumulates:
@@ -170,7 +172,7 @@ class _Partitioned(ShardedState):
         self.parameters = parameters
         self.data = data
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ParameterPiece]:
         pieces = []
         for name, parameter in self.parameters.items():
             group, offset, padded = self.zero.grad_position[self.zero.get_param_id(parameter)]
@@ -178,7 +180,7 @@ class _Partitioned(ShardedState):
             numel = min(padded, parameter.ds_numel - start)  # type: ignore[attr-defined]
             if numel > 0:
                 pieces.append(
-                    Piece(
+                    ParameterPiece(
                         parameter=name,
                         tensor=self.zero.fp32_partitioned_groups_flat[group],
                         begin=int(offset),
@@ -189,7 +191,7 @@ class _Partitioned(ShardedState):
                 )
         return pieces
 
-    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def gradients(self, pieces: Sequence[ParameterPiece]) -> list[Tensor]:
         padded_gradients: dict[int, Tensor] = {}
         for number, group in enumerate(self.zero.fp16_groups):
             ids = map(id, group)
@@ -228,10 +230,10 @@ class _OnHost(ShardedState):
         self.zero = zero
         self.parameters = parameters
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[ParameterPiece]:
         return self.state.pieces()
 
-    def gradients(self, pieces: Sequence[Piece]) -> list[Tensor]:
+    def gradients(self, pieces: Sequence[ParameterPiece]) -> list[Tensor]:
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the copies are asynchronous
         gradients = []

@@ -8,7 +8,7 @@
     2       into a bucket                                       this rank's shard; bf16: a cast
     3       into a bucket that stays                            copies of the bucket
 
-ZeRO-2 in fp32 keeps whole gradients of the parameters on the edges of its shard. With
+ZeRO-2 in fp32 keeps full gradients for parameters on the edges of its shard. With
 `offload_optimizer` these are in host memory, and ZeRO-1 writes its shard there without a copy.
 
 ZeRO-3 keeps a gathered weight that it needs again within REUSED elements. So the layers of a model
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import HOST, Degrees, Shapes, Shards, StatePart, state_bytes
-from ..shard_groups import layer_of
+from ..shard_groups import layer_number
 from .memory import bucket_elements, largest_parameter
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 REUSED = 1_000_000_000
 """DeepSpeed's stage3_max_reuse_distance."""
 SUMS = 4
-"""Bytes of a number of summed gradients."""
+"""Bytes per element of summed gradients."""
 BUFFERS = "buffers"
 WEIGHTS = "weights"
 
@@ -58,7 +58,7 @@ class ZeroMemory(EngineMemory):
         self.late = self.stage == 1 and self.half and not self.offloads
         """True if gradients are cast and reduced at the end of a backward pass."""
         self.bytes = state.precision.weight_bytes
-        persistent = [part for part in state.parts if self._is_persistent(part)]
+        persistent = [tensors for tensors in state.parts if self._is_persistent(tensors)]
         self.persistent = state_bytes(persistent, shards, degrees)
         self.ranks = degrees.size(("dp", "cp"))
         zero_shards = {name: shard for name, shard in shards.items() if name not in self.fp32}
@@ -67,10 +67,10 @@ class ZeroMemory(EngineMemory):
         self.largest_parameter = max(map(math.prod, shapes.values()), default=0)
         element = StatePart(name=GRADIENTS, bytes_per_parameter=1, sharded_over=("dp", "cp"))
         self.shard_elements = element.bytes(zero_shards, degrees)
-        """Elements of this rank's shard of all gradients."""
+        """Elements in this rank's shard of all gradients."""
         edges = partial(edge_elements, groups=state.groups)
         self.edge_elements = replace(element, cut=edges).bytes(zero_shards, degrees)
-        """The same, with the whole of parameters on the shard's edges."""
+        """The same, with entire parameters on the shard's edges."""
         self.clones = state.device == "cpu"
         """True if a reduce-scatter clones its input, as gloo does."""
         self.bucket = bucket_elements(self.elements, config.reduce_bucket_size or largest_bucket)
@@ -79,37 +79,37 @@ class ZeroMemory(EngineMemory):
         """Elements that ZeRO-3 gathers, by unit."""
         for name, shape in shapes.items():
             is_small = math.prod(shape) <= config.persistent
-            unit = layer_of(name)
+            unit = layer_number(name)
             self.layers.setdefault(unit, 0)
             self.layers[unit] += 0 if is_small else math.prod(shape)
         self.unsharded: set[Unit] = set()
         self.bucket_bytes = 0
-        """Bytes of the allocated buckets."""
+        """Bytes in allocated buckets."""
         self.filled = 0
         """Elements in the bucket."""
         self.sums: dict[str, int] = {}
-        """Bytes of gradients that live to the end of the step, by parameter."""
+        """Gradients that live to the end of the step: bytes by parameter."""
         self.shard_bytes = 0
-        """Bytes of this rank's shard of the gradients."""
+        """This rank's shard of the gradients, in bytes."""
 
-    def _is_persistent(self, part: StatePart) -> bool:
-        """Return whether a part lives from step to step."""
-        name = part.name.removeprefix(HOST)
-        if name == GRADIENTS and part.names != self.fp32:
-            sums = self.late and part.bytes_per_parameter == SUMS
+    def _is_persistent(self, tensors: StatePart) -> bool:
+        """Return whether tensors live from step to step."""
+        name = tensors.name.removeprefix(HOST)
+        if name == GRADIENTS and tensors.names != self.fp32:
+            sums = self.late and tensors.bytes_per_parameter == SUMS
             return (
                 self.stage == 3
                 or sums
-                or part.name.startswith(HOST)
-                or part.cut is largest_parameter
+                or tensors.name.startswith(HOST)
+                or tensors.cut is largest_parameter
             )
         if name == BUFFERS:
             return self.stage == 3
         return name != GRADIENTS
 
     def begin(self, level: Level) -> None:
-        for part, size in self.persistent.items():
-            level.add(part, size)
+        for kind, size in self.persistent.items():
+            level.add(kind, size)
         if self.stage == 2 and self.offloads and not self.half:
             edges = (self.edge_elements - self.shard_elements) * self.bytes
             level.add(f"{HOST}{GRADIENTS}", edges)
@@ -194,8 +194,8 @@ class ZeroMemory(EngineMemory):
 
 
 def edge_elements(shapes: Shapes, ranks: int, *, groups: Sequence[Sequence[str]]) -> int:
-    """Return the elements of all parameters that reach into a rank's shard, on the rank with the
-    most. The parameters of a group are concatenated and cut evenly."""
+    """Return the number of elements in all parameters that reach into a rank's shard; the maximum
+    over ranks. A group's parameters are concatenated and cut evenly."""
     elements_by_rank: Counter[int] = Counter()
     for group in groups:
         sizes = [math.prod(shapes[name]) for name in group if name in shapes]
