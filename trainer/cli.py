@@ -39,8 +39,8 @@ def main() -> None:
     """
 
 
-def run_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command that starts a run with the options of `run` and `resume`."""
+def add_run_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with the options that `run` and `resume` share."""
     options = (
         click.option("--processes", type=click.IntRange(1), help="Ranks on this machine."),
         add_start_options,
@@ -58,7 +58,7 @@ def run_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_keys() -> Iterator[str]:
-    """Yield the paths of a run's keys."""
+    """Yield the paths to a run's keys."""
     from ..console.config import key_paths
     from .run.config import RunConfig
 
@@ -66,7 +66,7 @@ def run_keys() -> Iterator[str]:
 
 
 def keys() -> Iterator[str]:
-    """Yield the paths of the keys of a run, and of its mixture and model."""
+    """Yield the paths to the keys of run, mixture and model."""
     from ..console.config import key_paths
     from ..mixtures.mixture_file.mixture import Mixture
     from ..models.config.config import ModelConfig
@@ -96,7 +96,7 @@ def keys() -> Iterator[str]:
     metavar="PATH",
     help="Initial weights: a run, a checkpoint, or a folder of transformers or Vortex.",
 )
-@run_options
+@add_run_options
 def run(
     arguments: tuple[str, ...],
     mixture: str | None,
@@ -125,10 +125,8 @@ def run(
     from .cluster import ranks
     from .cluster.end import PlainEnd
 
-    asked, end = (
-        ranks.handle_stop_signals(),
-        PlainEnd(),
-    )  # before the imports of torch, which take seconds
+    # Before torch is imported, which takes seconds.
+    stop_request, end = ranks.handle_stop_signals(), PlainEnd()
     from .launch import template
     from .run.request import RunRequest
     from .run.resolve import is_readable, resolve
@@ -138,7 +136,7 @@ def run(
         raise click.UsageError(f"one RUN.yaml at most, not {', '.join(files)}")
     overrides = [word for word in arguments if word not in files]
     command.check_overrides(overrides)
-    overrides += _as_override(processes)
+    overrides += _processes_override(processes)
     if init_from is not None:
         overrides.append(f"init_from.path={init_from}")
     request = RunRequest(
@@ -153,13 +151,14 @@ def run(
     )
     starts = not (slurm or dry_run) and is_readable(request)
     with template.rank_template(end, needed=starts) as forks:
-        _go(resolve(request), asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
+        job = resolve(request)
+        _start_or_submit(job, stop_request, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
 @main.command(cls=RankCommand, keys=run_keys)
 @click.argument("folder", metavar="RUN")
 @command.overrides_argument
-@run_options
+@add_run_options
 def resume(
     folder: str,
     overrides: tuple[str, ...],
@@ -179,16 +178,17 @@ def resume(
     from .cluster import ranks
     from .cluster.end import PlainEnd
 
-    asked, end = ranks.handle_stop_signals(), PlainEnd()
+    stop_request, end = ranks.handle_stop_signals(), PlainEnd()
     from .folders.folder import RunFolder
     from .launch import template
     from .run.resolve import load
 
-    words, place = [*overrides, *_as_override(processes)], RunFolder(folder)
-    starts = not (slurm or dry_run) and place.begun
+    run_folder = RunFolder(folder)
+    starts = not (slurm or dry_run) and run_folder.begun
     with template.rank_template(end, needed=starts) as forks:
-        job = load(place, words, slurm=slurm, dry_run=dry_run)
-        _go(job, asked, end, forks, slurm=slurm, dry_run=dry_run, **options)
+        words = [*overrides, *_processes_override(processes)]
+        job = load(run_folder, words, slurm=slurm, dry_run=dry_run)
+        _start_or_submit(job, stop_request, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
 main.add_lazy(*lazy(TRAINER, "report", "board", "list"))
@@ -218,41 +218,41 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
     from .folders.folder import RunFolder
     from .run.stored import read_run
 
-    given = {name: value for name, value in policy.items() if value is not None}
+    changes = {key: value for key, value in policy.items() if value is not None}
     deleted = []
     for job in [read_run(RunFolder(folder)) for folder in folders]:
-        config = replace(job.run.checkpoints, **given)
+        config = replace(job.run.checkpoints, **changes)
         deleted += housekeeping.clean(job.folder, config, job.ends, dry_run=dry_run)
     if as_json:
-        command.emit([asdict(each) for each in deleted])
-    for each in deleted:
-        size = "of unknown size" if each.size is None else format_bytes(each.size)
-        command.say(f"{'would delete' if dry_run else 'deleted'} {each.path} ({size})")
-    total = format_bytes(sum(each.size or 0 for each in deleted))
-    tails = sum(each.kind == "tail" for each in deleted)
+        command.emit([asdict(item) for item in deleted])
+    for item in deleted:
+        size = "of unknown size" if item.size is None else format_bytes(item.size)
+        command.say(f"{'would delete' if dry_run else 'deleted'} {item.path} ({size})")
+    total = format_bytes(sum(item.size or 0 for item in deleted))
+    tails = sum(item.kind == "tail" for item in deleted)
     counts = format_count(len(deleted) - tails, "checkpoints")
     counts += f", {format_count(tails, 'record tails')}" if tails else ""
     command.say(f"{counts}, {total}{', nothing deleted' if dry_run else ''}")
 
 
 main.add_lazy(*lazy(TRAINER, "plan", "profile"))
-for each in (export, sample, eval_command, recall):
-    main.add_command(each)
+for subcommand in (export, sample, eval_command, recall):
+    main.add_command(subcommand)
 main.add_lazy(*lazy(TRAINER, "tune", "anneal"))
 
 
 def _is_file(word: str) -> bool:
-    """True for the RUN.yaml among overrides."""
+    """True for a RUN.yaml among the arguments."""
     return "=" not in word and (word.endswith((".yaml", ".yml")) or Path(word).exists())
 
 
-def _as_override(processes: int | None) -> list[str]:
+def _processes_override(processes: int | None) -> list[str]:
     return [] if processes is None else [f"processes={processes}"]
 
 
-def _go(
+def _start_or_submit(
     job: Job,
-    asked: StopRequest,
+    stop_request: StopRequest,
     end: PlainEnd,
     forks: Template | None,
     *,
@@ -261,14 +261,14 @@ def _go(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Start the job here, or submit a batch job that repeats the words of this command."""
+    """Start the job here, or submit a batch job that repeats this command."""
     from .cluster import ranks
     from .launch import preflight
 
     context = click.get_current_context()
     debug = bool(context.find_root().meta.get(command.DEBUG))
-    started = StartOptions(debug=debug, **options)
-    preflight.check_profile(job, started)
+    start_options = StartOptions(debug=debug, **options)
+    preflight.check_profile(job, start_options)
     preflight.check(job)
     words = None
     if slurm:
@@ -285,7 +285,7 @@ def _go(
             command.emit({"job": number, "script": str(job.folder.slurm)})
         command.say(f"submitted as job {number}: {job.folder.slurm}")
         return
-    code = start.start(job, started, asked, forks, write_report)
+    code = start.start(job, start_options, stop_request, forks, write_report)
     if as_json and ranks.is_first():
         command.emit(start.describe_outcome(job, code))
     if ranks.is_rank():
@@ -297,7 +297,7 @@ def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
     from .accounting.describe import configuration, describe, lines
     from .launch import preflight
 
-    described, script = describe(job, activations=True), {}
+    description, script = describe(job, activations=True), {}
     if words is not None:
         from .launch import start
 
@@ -308,13 +308,13 @@ def _describe(job: Job, words: list[str] | None, as_json: bool) -> None:
             preflight.check_machine(job)
         except UserError as error:
             errors = error.errors if isinstance(error, SeveralErrors) else (error,)
-            warnings = [f"a start on this machine would fail: {each}" for each in errors]
+            warnings = [f"a start on this machine would fail: {error}" for error in errors]
     if as_json:
-        command.emit(described | script | {"warnings": [*described["warnings"], *warnings]})
+        command.emit(description | script | {"warnings": [*description["warnings"], *warnings]})
         return
-    text = [*lines(described), configuration(described), *script.values()]
-    text += [f"warning: {warning}" for warning in warnings]
-    command.say("\n".join(text))
+    sections = [*lines(description), configuration(description), *script.values()]
+    sections += [f"warning: {warning}" for warning in warnings]
+    command.say("\n".join(sections))
 
 
 if __name__ == "__main__":
