@@ -53,13 +53,9 @@ class Curves:
 
     def json_data(self) -> dict[str, Any]:
         """Return the curves as JSON data, with the key `last_token` for `end_token`."""
+        keys = {"end_token": "last_token"}
         phases = [
-            {
-                "phase": span.phase,
-                "first_token": span.first_token,
-                "last_token": span.end_token,
-                "seq_len": span.seq_len,
-            }
+            {keys.get(name, name): value for name, value in vars(span).items()}
             for span in self.phases
         ]
         return {**vars(self), "phases": phases}

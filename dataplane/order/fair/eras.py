@@ -104,10 +104,6 @@ class Eras:
     def rows(self) -> int:
         return int(self.edges[-1])
 
-    @property
-    def num_sources(self) -> int:
-        return int(self.before.shape[1])
-
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return, by row, the source, and the earlier rows with this source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)

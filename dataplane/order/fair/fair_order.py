@@ -95,7 +95,7 @@ class FairOrder:
         located = np.full(len(draws), self.rows, np.int64)
         pending = np.flatnonzero(draws < self.counts(self.rows)[source])
         sources, jobs = np.full(len(pending), source), draws[pending] + 1
-        is_slow, slow_numbers = self.slow.find(sources, jobs)
+        is_slow, slow_numbers = self.slow.ranges.find(sources, jobs)
         located[pending[is_slow]] = self.slow.rows[slow_numbers[is_slow]]
         pending, sources, jobs = pending[~is_slow], sources[~is_slow], jobs[~is_slow]
         release_blocks = self._block_numbers(self.owed.release(sources, jobs))
@@ -192,7 +192,7 @@ class FairOrder:
         are."""
         floors, has_fraction = self.owed.whole_rows(row)
         sources = np.flatnonzero(has_fraction)
-        is_slow, _ = self.slow.find(sources, floors[sources] + 1)
+        is_slow, _ = self.slow.ranges.find(sources, floors[sources] + 1)
         sources = sources[~is_slow]
         num_served = row - self.slow.count_served(row) - int(self.slow.count_fast(floors).sum())
         due = self.owed.due(sources, floors[sources] + 1)
@@ -214,7 +214,7 @@ class FairOrder:
             sources = np.searchsorted(ends, numbers, side="right")
             ranks = numbers - starts[sources]
             jobs = floors[sources] + 1 + ranks
-            is_slow, _ = self.slow.find(sources, jobs)
+            is_slow, _ = self.slow.ranges.find(sources, jobs)
             keep = np.flatnonzero(~is_slow & ~(served[sources] & (ranks == 0)))
             batch = slice(size, size + len(keep))
             all_sources[batch], all_jobs[batch] = sources[keep], jobs[keep]
@@ -237,7 +237,7 @@ class FairOrder:
         floors, has_fraction = self.owed.whole_rows(row)
         counts = floors + self._served(number)
         sources = np.flatnonzero(has_fraction)
-        is_slow, numbers = self.slow.find(sources, floors[sources] + 1)
+        is_slow, numbers = self.slow.ranges.find(sources, floors[sources] + 1)
         counts[sources[is_slow]] += self.slow.rows[numbers[is_slow]] < row
         return counts
 

@@ -91,9 +91,6 @@ class SlowJobs:
         self.ranges = JobRanges(table.first_keys, table.last_keys, table.before)
         self.drawn, self.rows, self.by_row = table.drawn, table.rows, table.by_row
 
-    def find(self, sources: Int64, jobs: Int64) -> tuple[Bools, Int64]:
-        return self.ranges.find(sources, jobs)
-
     def served_between(self, first_row: int, end_row: int) -> tuple[Int64, Int64, Int64]:
         """Return the rows in [first_row, end_row) that serve slow jobs, with sources and jobs."""
         low, high = np.searchsorted(self.drawn, [first_row, end_row])
@@ -106,25 +103,17 @@ class SlowJobs:
 
     def count_fast(self, jobs: Int64) -> Int64:
         """Count the fast jobs among the first jobs[i] jobs of source i."""
-        first_keys, last_keys, before = (
-            self.ranges.first_keys,
-            self.ranges.last_keys,
-            self.ranges.before,
-        )
-        if not len(first_keys):
+        ranges = self.ranges
+        if not len(ranges.before):
             return jobs
         source_keys = np.arange(self.num_sources) << SHIFT
         keys = source_keys | jobs
-        num_ranges = np.searchsorted(first_keys, keys, side="right")
+        num_ranges = np.searchsorted(ranges.first_keys, keys, side="right")
         last = num_ranges - 1
-        slow_so_far = np.where(
-            num_ranges > 0,
-            before[last] + np.minimum(keys, last_keys[last]) - first_keys[last] + 1,
-            0,
-        )
-        slow_before_source = np.append(before, self.ranges.jobs)[
-            np.searchsorted(first_keys, source_keys)
-        ]
+        in_last = np.minimum(keys, ranges.last_keys[last]) - ranges.first_keys[last] + 1
+        slow_so_far = np.where(num_ranges > 0, ranges.before[last] + in_last, 0)
+        totals = np.append(ranges.before, ranges.jobs)
+        slow_before_source = totals[np.searchsorted(ranges.first_keys, source_keys)]
         fast: Int64 = jobs - (slow_so_far - slow_before_source)
         return fast
 
