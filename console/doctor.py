@@ -59,25 +59,48 @@ class MachineReport:
 
 
 @click.command()
+@click.option("--kernels", is_flag=True, help="Compare all fused kernels with plain torch.")
+@click.option("--only", multiple=True, metavar="KERNEL", help="With --kernels: a kernel of these.")
+@click.option(
+    "--interpret", is_flag=True, help="With --kernels: in Triton's interpreter, at tiny sizes."
+)
 @command.json_option
 @click.pass_context
-def main(ctx: click.Context, as_json: bool) -> None:
+def main(
+    ctx: click.Context, kernels: bool, only: tuple[str, ...], interpret: bool, as_json: bool
+) -> None:
     """Check this machine: versions, devices, default settings, missing packages.
 
-    Exits with 1 if something that headrace needs is missing.
+    Exits with 1 if something that headrace needs is missing, or if a kernel fails.
 
     \b
     Example:
       headrace doctor
+      headrace doctor --kernels
 
-    More: docs/first-hour.md
+    More: docs/first-hour.md, docs/gpu.md
     """
+    if (only or interpret) and not kernels:
+        raise click.UsageError("--only and --interpret need --kernels")
+    if kernels:
+        ctx.exit(0 if _attest_kernels(only, interpret=interpret, as_json=as_json) else 1)
     report = examine()
     if as_json:
         command.emit({"ok": report.ok, **asdict(report)})
     else:
         click.echo(render(report))
     ctx.exit(0 if report.ok else 1)
+
+
+def _attest_kernels(only: tuple[str, ...], *, interpret: bool, as_json: bool) -> bool:
+    """Compare the fused kernels with plain torch, and print the result. Return True if all pass."""
+    by_hand = import_module("..models.attestation.by_hand", __package__)
+    records = by_hand.attest_kernels(only, interpret=interpret)
+    if as_json:
+        command.emit([by_hand.summarize(record) for record in records])
+    else:
+        click.echo("\n\n".join(by_hand.render(record) for record in records))
+    return not any(record.problems for record in records)
 
 
 def examine() -> MachineReport:

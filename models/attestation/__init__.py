@@ -8,6 +8,7 @@
     worker        a process that runs cases on the device
     attest        the verdicts of several workers
     record        what was attested, and the outcome
+    by_hand       `headrace doctor --kernels`
 
 Tests, the checks of benchmarks, `headrace doctor --kernels` and the start of a run have these cases
 and bounds in common.

@@ -117,7 +117,12 @@ class _Worker:
         process = self.process or self._start()
         assert process.stdin is not None and process.stdout is not None
         expired = threading.Event()
-        timer = threading.Timer(self.patience, lambda: (expired.set(), process.kill()))
+
+        def end() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(self.patience, end)
         timer.start()
         try:
             process.stdin.write(f"{number}\n")

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+import torch
+
+from ..kernels import choice
 from .calls import Call
 from .cases import all_cases
 from .cases.case import Case
@@ -47,6 +50,7 @@ class Plan:
                 Subject(case, dtype, self._table_trials(case))
                 for case in cases
                 for dtype in self.dtypes
+                if (case.kernel, getattr(torch, dtype)) not in choice.FAULTY
             ]
         return [
             Subject(case, case.dtype_name, model_trials(self.longest, case.width, tiny=self.tiny))

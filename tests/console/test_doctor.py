@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from click.testing import CliRunner, Result
 from formats.samples import pin_keys
 
 from headrace.console.headrace import main
+from headrace.models.attestation import by_hand
+from headrace.models.attestation.trials import Verdict
+from headrace.models.kernels import choice
 
 
 def doctor(*words: str) -> Result:
@@ -116,3 +120,55 @@ def test_a_small_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")(20e9, 19e9, 1e9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     assert "disk space: only 1GB are free in this folder" in doctor().output
+
+
+def test_kernels_without_a_gpu_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = doctor("--kernels")
+    assert result.exit_code == 1
+    assert "no GPU that torch can use: no kernel was compared" in result.output
+    assert "--interpret" in result.output
+    assert doctor("--interpret").exit_code == 2
+
+
+@pytest.mark.slow
+def test_kernels_are_interpreted() -> None:
+    result = doctor("--kernels", "--interpret", "--only", "routed_rows")
+    assert result.exit_code == 0, result.output
+    assert "2 cases passed, each twice with equal bits on Triton's interpreter" in result.output
+
+
+def test_a_kernel_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a stand-in for a GPU: its workers fail one case, and a fault is known."""
+
+    class Workers:
+        def __init__(self, plan: Any, device: str, **_: Any) -> None:
+            assert device == "cuda:0"
+            self.plan = plan
+
+        def verdicts(self) -> list[Verdict]:
+            wrong = "gradient of x differs between two runs on the same inputs, with 2 rows"
+            return [
+                Verdict(case.kernel, case.name, dtype, 1e-3, wrong if case.name == "gelu" else None)
+                for case, dtype, _ in self.plan.subjects()
+            ]
+
+        def close(self) -> None: ...
+
+    machine = {"device": "NVIDIA H100, compute 9.0", "driver": "580", "triton": "3.9.0"}
+    machine |= {"torch": "2.15.0", "sources": "5d", "assembler": ""}
+    monkeypatch.setattr(by_hand, "Attestation", Workers)
+    monkeypatch.setattr(by_hand, "_find_devices", lambda: ["cuda:0"])
+    monkeypatch.setattr(by_hand, "describe_machine", lambda _: machine)
+    monkeypatch.setattr(choice, "FAULTY", {("glu", torch.float16): "Triton 3.6 is wrong"})
+    result = doctor("--kernels", "--only", "glu", "--only", "rope")
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.output.splitlines()]
+    assert ["glu", "6", "FAILED", "FAILED", "known", "fault"] in lines
+    assert ["rope", "2", "1.0e-03", "1.0e-03", "1.0e-03"] in lines
+    assert "glu in float16 runs as plain torch: Triton 3.6 is wrong" in result.output
+    assert "FAILED glu [gelu] bfloat16: gradient of x differs between two runs" in result.output
+    assert "1 kernel failed on NVIDIA H100, Triton 3.9.0, torch 2.15.0, 580" in result.output
+    [record] = json.loads(doctor("--kernels", "--only", "rope", "--json").stdout)
+    assert record["ok"] is True
+    pin_keys("doctor-kernels", {**record, "known_faults": {}})

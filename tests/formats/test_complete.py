@@ -39,6 +39,7 @@ USES: dict[str, tuple[int, str]] = {
     "mixtures/planning": (1, "world/plan.json"),
     "mixtures/view": (2, "keys/plot.json, printed/plan*.json"),
     "models/accounting": (1, "keys/models-show.json"),
+    "models/attestation": (4, "keys/attestation.json, keys/doctor-kernels.json"),
     "models/model": (1, "world/main/signals.jsonl"),
     "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
     "planner/simulation": (2, "keys/plan.json: `failures`"),
@@ -111,6 +112,7 @@ FORMATS: dict[str, str] = {
     "`metrics.jsonl`, `events.jsonl`, `evaluations.jsonl`, `signals.jsonl`, `scores.jsonl`, "
     "`recall.jsonl`": "world/main/metrics.jsonl",
     "`board/`": "keys/board.json",
+    "`~/.cache/headrace-kernels`": "keys/attestation.json",
     "`~/.cache/headrace-plans`, `~/.cache/headrace-traces`": "keys/order-tables.json, "
     "keys/order-slow-jobs.json, and traces: values by a question, which holds names of classes (a "
     "renamed one is traced again)",
@@ -120,7 +122,7 @@ FORMATS: dict[str, str] = {
 ELSEWHERE = {
     "headrace bench blocks": "keys/bench-blocks.json",
     "headrace bench collectives": "a line for each size, as a table of measured figures",
-    "headrace doctor": "keys/doctor.json",
+    "headrace doctor": "keys/doctor.json, keys/doctor-kernels.json",
     "headrace mixtures plot": "keys/plot.json",
     "headrace mixtures search": "keys/search.json",
     "headrace models list": "keys/models-list.json",

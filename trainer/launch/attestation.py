@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ...console.errors import LayoutError
 from ...console.log import get_logger
+from ...dataplane.runlog import writer as lines
 from ...models.accounting.shape import Shape
 from ...models.accounting.state import Degrees
 from ...models.attestation.attest import Attestation
@@ -29,6 +30,7 @@ from ...models.attestation.plan import Plan
 from ...models.attestation.record import Record, describe_machine, key_of, make_record
 from ...models.attestation.trials import Verdict
 from ...models.kernels import choice
+from ..accounting.about import ATTESTED
 from ..cluster.agreement import broadcast_first, run_on_first
 from ..layout.groups import Parallel
 from ..run.job import Job
@@ -54,11 +56,23 @@ class Outcome:
     seconds: float
     """Longest attestation; 0 if all were read from files."""
 
-    def log(self) -> None:
-        """Say what was attested, and what plain torch replaces."""
+    def record(self, job: Job) -> None:
+        """Say what was attested, what plain torch replaces, and whether the last start had another
+        digest. Note the digest in run.yaml."""
         for kernel, problem in self.failed.items():
             log.warning("the kernel %s failed, plain torch takes its place: %s", kernel, problem)
-        log.info("%s (%s)", self.what, self.digest)
+        log.info("%s", self)
+        earlier = [entry for entry in lines.read(job.folder.events) if entry["event"] == ATTESTED]
+        if earlier and earlier[-1]["digest"] != self.digest:
+            log.warning(
+                "the last start had other kernels, or another device or compiler: %s (%s)",
+                earlier[-1]["what"],
+                earlier[-1]["digest"],
+            )
+        job.save_note(str(self))
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.digest})"
 
     @property
     def what(self) -> str:

@@ -34,10 +34,9 @@ def load(key: str) -> Record | None:
     except FileNotFoundError:
         return None
     except (OSError, UserError, KeyError, TypeError) as error:
-        what = (
-            error.message if isinstance(error, UserError) else f"{path} cannot be read: {error!r}"
-        )
-        log.warning("%s; the kernels are attested again", what)
+        unreadable = f"{path} cannot be read: {error!r}"
+        message = error.message if isinstance(error, UserError) else unreadable
+        log.warning("%s; the kernels are attested again", message)
         return None
     return None if record.problems else record
 

@@ -149,7 +149,7 @@ def _load_engine(
         )
         attested = settle()
     if attested is not None and parallel.first:
-        attested.log()
+        attested.record(job)
     return LoadedEngine(engine, state, weights_source, bool(saved), attested)
 
 

@@ -143,3 +143,10 @@ class Job:
             storage.write(str(self.folder.layout), reader.dump(self.layout_plan).encode())
         storage.write(str(self.folder.model), reader.dump(self.model).encode())
         storage.write(str(self.folder.run), reader.dump(self.run).encode())
+
+    def save_note(self, note: str) -> None:
+        """Write run.yaml again, with a comment about this start."""
+        from ...dataplane.storage import storage
+
+        text = f"{reader.dump(self.run)}# {note}\n"
+        storage.write(str(self.folder.run), text.encode())

@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...config.options.names import Kernel
 from ...documents import Documents
 
 Inputs = dict[str, Any]
-KERNEL_AND_TWIN: tuple[Kernel, Kernel] = ("triton", "torch")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ...config.options.names import Kernel
 from ...documents import Documents
 from ...kernels.fft_convolution import fft_convolution
 from ...layers.gated_convolution import gated_convolution, gated_modal, plain
-from .case import KERNEL_AND_TWIN, NARROW, SHORT, Case, Draw, Inputs, Shape
+from .case import NARROW, SHORT, Case, Draw, Inputs, Shape
 
 SHAPES = {"short_convolution": SHORT, "toeplitz": NARROW}
 
@@ -152,4 +152,4 @@ def modal(modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | No
         return run
 
     name = f"{modes} states{', gated' * gates}{', a state' * state}{', packed' * packed}"
-    return Case("modal", name, make, *map(by, KERNEL_AND_TWIN))
+    return Case("modal", name, make, by("triton"), by("torch"))

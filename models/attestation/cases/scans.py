@@ -11,7 +11,7 @@ from torch import Tensor
 from ...config.options.names import Kernel
 from ...layers.gated_scan import gated_scan
 from ...layers.mixed_scan import mixed_scan
-from .case import KERNEL_AND_TWIN, SHORT, Case, Draw, Inputs, Shape
+from .case import SHORT, Case, Draw, Inputs, Shape
 
 
 def ssds() -> Iterator[Case]:
@@ -59,7 +59,7 @@ def ssd(
 
     sizes = f" of {head_dim} × {state_size}" if head_dim else ""
     name = f"{heads} heads{sizes}, {groups} groups{', a state' * state}{', packed' * packed}"
-    return Case("ssd", name, make, *map(by, KERNEL_AND_TWIN))
+    return Case("ssd", name, make, by("triton"), by("torch"))
 
 
 def selective_scans() -> Iterator[Case]:
@@ -93,4 +93,4 @@ def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
         return run
 
     name = f"{heads} heads, {size} states{', a state' * state}{', packed' * packed}"
-    return Case("selective_scan", name, make, *map(by, KERNEL_AND_TWIN), SHORT)
+    return Case("selective_scan", name, make, by("triton"), by("torch"), SHORT)

@@ -19,7 +19,7 @@ from ...layers.rope import rotate, rotation
 from ...layers.routed_rows import combine, dispatch, sort_choices
 from ...model.loss import cross_entropy
 from ...operators.mlp import apply_gate
-from .case import KERNEL_AND_TWIN, Case, Draw, Inputs, Shape
+from .case import Case, Draw, Inputs, Shape
 
 EPS = 1e-2
 
@@ -110,7 +110,7 @@ def rope(heads: int, turning: float, *, packed: bool, head_dim: int | None = Non
 
     size = f" of {head_dim}" if head_dim else ""
     name = f"{heads} heads{size}, {turning:g}/16 turning{', packed' * packed}"
-    return Case("rope", name, make, *map(by, KERNEL_AND_TWIN))
+    return Case("rope", name, make, by("triton"), by("torch"))
 
 
 def glus() -> Iterator[Case]:
@@ -125,7 +125,7 @@ def glu(activation: Activation) -> Case:
     def by(kernel: Kernel) -> Callable[..., Tensor]:
         return lambda x: apply_gate(x, activation, kernel)
 
-    return Case("glu", activation, make, *map(by, KERNEL_AND_TWIN))
+    return Case("glu", activation, make, by("triton"), by("torch"))
 
 
 def routed() -> Iterator[Case]:
@@ -155,7 +155,7 @@ def routed_rows(choices: int) -> Case:
         return run
 
     name = f"{choices} experts for each token"
-    return Case("routed_rows", name, make, *map(by, KERNEL_AND_TWIN))
+    return Case("routed_rows", name, make, by("triton"), by("torch"))
 
 
 def losses() -> Iterator[Case]:

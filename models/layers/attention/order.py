@@ -22,8 +22,8 @@ class KernelsConfig:
     the first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient:
     for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
     fallback: bool = False
-    """On GPUs, try the fused kernels of the model before the first step, and run plain torch in
-    place of those that fail. false: a kernel that fails ends the run."""
+    """Run plain torch in place of fused kernels that fail their attestation before the first step
+    on a GPU. false: a kernel that fails ends the run."""
 
     def __post_init__(self) -> None:
         if not self.attention or len(set(self.attention)) < len(self.attention):

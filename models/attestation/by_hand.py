@@ -1,0 +1,134 @@
+"""`headrace doctor --kernels`: all kernels of the table, attested by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...console.errors import LayoutError, MisuseError
+from ...console.progress import Progress, format_duration
+from ..kernels import KERNELS, choice
+from .attest import Attestation
+from .plan import Plan
+from .record import Record, describe_machine, make_record
+from .trials import BOUNDS, Verdict
+
+INTERPRETED = "float32"
+"""Dtype of the interpreter, which computes on the bits of others."""
+
+
+def attest_kernels(only: Sequence[str], *, interpret: bool) -> list[Record]:
+    """Return an attestation of each kind of GPU of this machine, or of Triton's interpreter."""
+    unknown = [name for name in only if name not in (*KERNELS, "fp8")]
+    if unknown:
+        raise MisuseError(
+            f"no such kernel: {', '.join(unknown)}", hint=f"choose from {', '.join(KERNELS)}, fp8"
+        )
+    dtypes = [INTERPRETED] if interpret else list(BOUNDS)
+    plan = Plan(kernels=list(only) or None, dtypes=dtypes, tiny=interpret)
+    return [_attest(plan, device) for device in (["cpu"] if interpret else _find_devices())]
+
+
+def _find_devices() -> list[str]:
+    """Return a GPU of each kind; raise if there is none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = {torch.cuda.get_device_name(number): f"cuda:{number}" for number in range(count)}
+    if not names:
+        raise LayoutError(
+            "this machine has no GPU that torch can use: no kernel was compared",
+            hint="run it where the training will run; `--kernels --interpret` compares them at "
+            "tiny sizes in Triton's interpreter, which says nothing of a compiler or a device",
+        )
+    for device in names.values():
+        if problem := choice.find_device_problem(torch.device(device)):
+            raise LayoutError(f"no kernel runs on {device}: {problem}")
+    return list(names.values())
+
+
+def _attest(plan: Plan, device: str) -> Record:
+    began = time.monotonic()
+    total = len(plan.subjects())
+    with Progress("comparing kernels", total=total) as progress:
+        attestation = Attestation(
+            plan,
+            device,
+            environment={"TRITON_INTERPRET": "1"} if device == "cpu" else None,
+            report=lambda verdict, count, total: progress.advance(),
+        )
+        try:
+            verdicts = attestation.verdicts()
+        finally:
+            attestation.close()
+    return make_record(describe_machine(device), plan, verdicts, time.monotonic() - began)
+
+
+def summarize(record: Record) -> dict[str, Any]:
+    """Return an attestation for --json."""
+    known = {f"{kernel} {_name(dtype)}": why for (kernel, dtype), why in choice.FAULTY.items()}
+    return {
+        "ok": not record.problems,
+        "digest": record.digest,
+        **record.to_dict(),
+        "known_faults": known,
+    }
+
+
+def render(record: Record) -> str:
+    """Return a table with the largest error of each kernel in each dtype, then the problems."""
+    dtypes = list(dict.fromkeys(verdict.dtype for verdict in record.verdicts))
+    by_kernel: dict[str, list[Verdict]] = {}
+    for verdict in record.verdicts:
+        by_kernel.setdefault(verdict.kernel, []).append(verdict)
+    rows = [
+        ["kernel", "cases", *dtypes],
+        *(
+            [kernel, str(len({v.case for v in verdicts})), *_cells(kernel, verdicts, dtypes)]
+            for kernel, verdicts in by_kernel.items()
+        ),
+        ["bound", "", *(f"{BOUNDS[dtype]:g}" for dtype in dtypes)],
+    ]
+    widths = [max(map(len, column)) + 2 for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, *_problems(record), _conclusion(record)])
+
+
+def _cells(kernel: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[str]:
+    for dtype in dtypes:
+        of_dtype = [verdict for verdict in verdicts if verdict.dtype == dtype]
+        if (kernel, getattr(torch, dtype)) in choice.FAULTY:
+            yield "known fault"
+        elif not all(verdict.passed for verdict in of_dtype):
+            yield "FAILED"
+        else:
+            yield f"{max(verdict.error or 0.0 for verdict in of_dtype):.1e}"
+
+
+def _problems(record: Record) -> Iterator[str]:
+    for (kernel, dtype), why in choice.FAULTY.items():
+        yield f"{kernel} in {_name(dtype)} runs as plain torch: {why}"
+    for verdict in record.verdicts:
+        if verdict.problem is not None:
+            yield f"FAILED {verdict.kernel} [{verdict.case}] {verdict.dtype}: {verdict.problem}"
+
+
+def _conclusion(record: Record) -> str:
+    machine: Mapping[str, str] = record.machine
+    where = f"{record.where}, torch {machine['torch']}"
+    where += f", {machine['driver']}" * bool(machine["driver"])
+    failed = len(record.problems)
+    outcome = (
+        f"{failed} kernel{'s' * (failed > 1)} failed"
+        if failed
+        else f"{len(record.verdicts)} cases passed, each twice with equal bits"
+    )
+    return f"{outcome} on {where}, in {format_duration(record.seconds)} ({record.digest})"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
