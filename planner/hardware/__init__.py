@@ -5,8 +5,8 @@
     hardware.rate("glu", width=4096, length=8192, precision="bf16", direction="backward")
     hardware.seconds("all-reduce", 256 << 20, ranks=16, per_node=8)
 
-Every answer carries the sources of the figures behind it. Nothing is invented: a missing row is an
-error that names the command to measure it. This package needs neither torch nor numpy.
+Nothing is invented: a missing row is an error that names the command to measure it. This package
+needs neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from .file import (
     KernelRate,
     MatmulRate,
     MemoryRate,
-    Source,
 )
-from .interpolation import RatePoint, RateTable
+from .interpolation import Point, RateTable
 
 ROW_TYPES: dict[str, type[HardwareRow]] = {
     "matmul": MatmulRate,
@@ -43,33 +42,6 @@ ROW_TYPES: dict[str, type[HardwareRow]] = {
 """Row type by kind of rate; any other kind names a kernel."""
 DEFAULTS = {"groups": 1, "size": 0, "nodes": 1}
 """Values of the fields that a question may leave out."""
-
-
-class Figure(float):
-    """A number with its provenance."""
-
-    sources: tuple[str, ...]
-    """Names of the sources behind the number."""
-    outside: bool
-    """True beyond the measured sizes, where the nearest size answers."""
-    computed: bool
-    """True if derived from the published bandwidth of a link."""
-
-    def __new__(
-        cls,
-        value: float,
-        sources: tuple[str, ...],
-        *,
-        outside: bool = False,
-        computed: bool = False,
-    ) -> Figure:
-        figure = super().__new__(cls, value)
-        figure.sources, figure.outside, figure.computed = sources, outside, computed
-        return figure
-
-    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, bool]]:
-        flags = {"outside": self.outside, "computed": self.computed}
-        return (float(self), self.sources), flags
 
 
 def shipped_hardware() -> dict[str, Path]:
@@ -114,16 +86,7 @@ class Hardware:
         """Bytes on a device for tensors."""
         return self.file.device.memory - self.file.reserved.bytes
 
-    def sources(self, figure: Figure) -> list[Source]:
-        """Return where a figure comes from."""
-        return [self.file.sources[name] for name in figure.sources]
-
-    def peak(self, precision: str) -> Figure | None:
-        """Return the published peak of matrix products in FLOP/s, or None."""
-        rows = [row for row in self.file.peaks if row.precision == precision]
-        return Figure(rows[-1].rate, (rows[-1].source,)) if rows else None
-
-    def rate(self, kind: str, **point: Any) -> Figure:
+    def rate(self, kind: str, **point: Any) -> float:
         """Return a rate: FLOP/s for `matmul` and `attention`, bytes/s for `memory`, elements/s for
         any other kind, which names a kernel.
 
@@ -142,45 +105,41 @@ class Hardware:
                 f"{self.where} has no rate of {kind}{f' ({details})' if details else ''}",
                 hint="measure it: trainer profile --out HARDWARE.yaml, on a machine of the cluster",
             )
-        rate = table.interpolate(tuple(fields[name] for name in row_type.COORDINATES))
-        return Figure(rate.value, rate.sources, outside=rate.outside)
+        return table.interpolate(tuple(fields[name] for name in row_type.COORDINATES))
 
     def seconds(
         self, collective: str, size: float, ranks: int, per_node: int | None = None
-    ) -> Figure:
+    ) -> float:
         """Return the seconds of a collective of `size` bytes (as `links.py` counts them).
 
         The group has `per_node` ranks on every node; by default it fills the nodes. Measured rows
         come first: the bus bandwidth is interpolated over per_node, nodes and bytes, and a smaller
         message takes as long as the smallest measured one. Without rows, the link's published
-        figures answer, and the result is marked as computed.
+        figures answer.
         """
         per_node = min(ranks, self.file.devices_per_node) if per_node is None else per_node
         if ranks == 1:
-            return Figure(0.0, ())
+            return 0.0
         assert ranks % per_node == 0, "equally many ranks of a group on each node"
         self._check_nodes(ranks // per_node)
         link = "node" if ranks == per_node else "network"
         table = self._tables.get((CollectiveRate, collective, link))
         if table is None:
             return self._computed_seconds(collective, size, ranks, per_node)
-        min_size = self._min_sizes[collective, link]
-        priced_size = max(size, min_size)
-        rate = table.interpolate((per_node, ranks // per_node, priced_size))
-        seconds = links.bus_factor(collective, ranks) * priced_size / rate.value
-        return Figure(seconds, rate.sources, outside=rate.outside or size < min_size)
+        priced_size = max(size, self._min_sizes[collective, link])
+        bandwidth = table.interpolate((per_node, ranks // per_node, priced_size))
+        return links.bus_factor(collective, ranks) * priced_size / bandwidth
 
-    def overlap(self, link: str) -> tuple[Figure, Figure]:
+    def overlap(self, link: str) -> tuple[float, float]:
         """Return the slow-downs of computation and communication while both run."""
         if link not in self.file.overlap:
             raise self._missing_link(f"overlap.{link}")
         row = self.file.overlap[link]
-        return Figure(row.compute, (row.source,)), Figure(row.communication, (row.source,))
+        return row.compute, row.communication
 
-    def _computed_seconds(self, collective: str, size: float, ranks: int, per_node: int) -> Figure:
+    def _computed_seconds(self, collective: str, size: float, ranks: int, per_node: int) -> float:
         """Price a collective by the published figures of its links."""
-        within = ranks == per_node
-        crossed = {"node": per_node > 1, "network": not within}
+        crossed = {"node": per_node > 1, "network": ranks > per_node}
         for name, is_crossed in crossed.items():
             if is_crossed and name not in self.file.links:
                 raise self._missing_link(f"collectives ({collective}) and links.{name}")
@@ -191,9 +150,7 @@ class Hardware:
         group = (collective, ranks, per_node)
         bandwidth = links.bus_bandwidth(*group, node.bandwidth, network.bandwidth)
         latency = links.latency(*group, node.latency, network.latency)
-        seconds = latency + links.bus_factor(collective, ranks) * size / bandwidth
-        sources = (node.source,) if within else (node.source, network.source)
-        return Figure(seconds, tuple(dict.fromkeys(sources)), computed=True)
+        return latency + links.bus_factor(collective, ranks) * size / bandwidth
 
     def _check_nodes(self, nodes: int) -> None:
         if self.file.nodes != "any" and nodes > self.file.nodes:
@@ -212,7 +169,7 @@ class Hardware:
     @cached_property
     def _tables(self) -> dict[tuple[Any, ...], RateTable]:
         """Rates by row type and labels; of collectives also by link."""
-        points: dict[tuple[Any, ...], list[RatePoint]] = {}
+        rates: dict[tuple[Any, ...], list[tuple[Point, float]]] = {}
         file = self.file
         rows: list[MatmulRate | MemoryRate | AttentionRate | KernelRate | CollectiveRate] = [
             *file.matmul,
@@ -225,10 +182,9 @@ class Hardware:
             labels = [getattr(row, name) for name in row.LABELS]
             if isinstance(row, CollectiveRate):
                 labels.append(row.link)
-            coordinates = tuple(getattr(row, name) for name in row.COORDINATES)
-            point = RatePoint(coordinates, row.rate, row.source)
-            points.setdefault((type(row), *labels), []).append(point)
-        return {key: RateTable(table_points) for key, table_points in points.items()}
+            point = tuple(getattr(row, name) for name in row.COORDINATES)
+            rates.setdefault((type(row), *labels), []).append((point, row.rate))
+        return {key: RateTable(table_rates) for key, table_rates in rates.items()}
 
     @cached_property
     def _min_sizes(self) -> dict[tuple[str, str], int]:

@@ -267,8 +267,7 @@ class HardwareFile:
 
     Rows answer where their words match (precision, direction, kernel, collective). Between the
     numbers in two rows, the logarithm of the rate is linear in the logarithm of every number.
-    Outside the first and the last row the nearest rate answers, and the answer is marked as
-    outside.
+    Outside the first and the last row the nearest rate answers.
     """
 
     name: str
