@@ -41,7 +41,7 @@ def parse_slowdown(text: str, gpus: int) -> Slowdown:
         )
     if int(match[2]) >= gpus:
         raise MisuseError(f"--slow {text}: the ranks of {gpus} devices are 0 to {gpus - 1}")
-    part: SlowPart = match[1]  # type: ignore[assignment]
+    part: SlowPart = match[1]
     return Slowdown(part, int(match[2]), float(match[3]))
 
 
