@@ -43,7 +43,7 @@ from .manifest import Shard
 
 log = get_logger(__name__)
 
-DEFAULT_MAX_BYTES = 64 << 30
+DEFAULT_BYTES = 64 << 30
 
 MAX_MAPPED_CHUNKS = 1 << 14
 """Chunks that a process maps: 4 GiB. The kernel allows about 65,000 maps."""
@@ -61,9 +61,7 @@ class MappedFile(Protocol):
 class Cache:
     """A cache on a local disk, shared by all threads and processes on the machine."""
 
-    def __init__(
-        self, folder: str | Path | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
-    ) -> None:
+    def __init__(self, folder: str | Path | None = None, *, max_bytes: int = DEFAULT_BYTES) -> None:
         """The folder is created, or refused, at the first read."""
         self.folder = CacheFolder(default_folder() if folder is None else Path(folder), max_bytes)
         self.fetched_bytes = 0

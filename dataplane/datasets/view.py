@@ -91,11 +91,8 @@ def encode_steps(steps: Sequence[str]) -> str | list[str] | None:
 
 def base_dataset_totals(manifest: Manifest) -> tuple[int, int]:
     """Return the number of documents and tokens in a view's base dataset."""
-    base_totals = [generation.provenance[KEY] for generation in manifest.generations]
-    documents, tokens = (
-        sum(totals[name] for totals in base_totals) for name in ("documents", "tokens")
-    )
-    return documents, tokens
+    bases = [generation.provenance[KEY] for generation in manifest.generations]
+    return sum(base["documents"] for base in bases), sum(base["tokens"] for base in bases)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,18 +110,16 @@ class Selection:
         """Return (document number in the base dataset, first token in that document) for the
         documents [first, end)."""
         numbers = [self.first + number for number in self.documents[first:end].tolist()]
-        first_tokens = (
-            [0] * len(numbers) if self.pieces is None else self.pieces.first[first:end].tolist()
-        )
-        return list(zip(numbers, first_tokens, strict=True))
+        if self.pieces is None:
+            return [(number, 0) for number in numbers]
+        return list(zip(numbers, self.pieces.first[first:end].tolist(), strict=True))
 
     def select_layout(self, base_layout: ShardLayout, width: int) -> ShardLayout:
         """Return the layout of the selected documents, from the base shard's layout and bytes per
         id."""
         if self.pieces is not None:
-            return self.pieces.padded(
-                *_layout_spans(base_layout, *self.pieces.spans(base_layout), width)
-            )
+            starts, ends = self.pieces.spans(base_layout)
+            return self.pieces.padded(*_layout_spans(base_layout, starts, ends, width))
         document_starts = base_layout.document_starts
         first_documents, end_documents = _group_spans(self.documents)
         starts, ends = document_starts[first_documents], document_starts[end_documents]
