@@ -68,7 +68,7 @@ class ConfigParts:
         question = f"parameters {model!r} {run.optimizer!r} {self.precision!r}"
         compute = partial(_compute_parameters, run, model, self.precision)
         return load_or_compute(
-            question, compute, ParameterState.packed, ParameterState.unpacked, TRAINER
+            question, compute, ParameterState.pack, ParameterState.unpack, TRAINER
         )
 
     def shards(self, tp: int, ep: int) -> Shards:

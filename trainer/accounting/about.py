@@ -1,4 +1,4 @@
-"""Facts of a run that need torch to count, stored in its folder as `about.json`.
+"""Store facts about a run that need torch to count, in its folder as `about.json`.
 
 Every start writes them, so that a report needs no torch, whose import takes more memory than the
 report. If the file is lost or damaged, the next reader counts the facts and writes them again.
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from ..run.job import Job
 
 ATTESTED = "kernels"
-"""Kind of the event that records the attestation of a start's kernels."""
+"""Kind of event that records the attestation of a start's kernels."""
 MAX_ROUNDS = 4
-"""Micro-batches for each stage whose passes are stored, at most."""
+"""Maximum micro-batches per stage whose passes are stored."""
 
 
 def save_facts(job: Job) -> dict[str, Any]:
-    """Count the facts of a job, write them into its folder, and return them."""
+    """Count a job's facts, write them into its folder, and return them."""
     facts = count_facts(job)
     storage.write(str(job.folder.about), seal(facts))
     return facts
 
 
 def load_facts(folder: RunFolder) -> dict[str, Any]:
-    """Return the facts of a stored run; count them if the file is lost or damaged."""
+    """Return a stored run's facts; count them if the file is lost or damaged."""
     with contextlib.suppress(FileNotFoundError, IntegrityError):
         return unseal(str(folder.about), folder.about.read_bytes(), hint="")
     from ..run.stored import read_run
@@ -70,7 +70,7 @@ def count_facts(job: Job) -> dict[str, Any]:
 
 
 def _schedule(job: Job) -> dict[str, Any]:
-    """Simulate the passes of a step of the first phase."""
+    """Simulate the passes in a step of the first phase."""
     from .stages import describe_pipelines, simulate_step
 
     first = describe_pipelines(job)[0]

@@ -18,12 +18,12 @@ from . import stages as pipeline
 
 AXES = ("pp", "dp", "tp", "cp")
 UNCOUNTED = ("seed", "init_from", "synthetic", "data", "evaluate", "checkpoints", "slurm")
-"""Keys of a run on which no count depends; rows are counted by phase."""
+"""Keys in run.yaml that change no count; rows are counted by phase."""
 
 
 def describe(job: Job, *, activations: bool = False) -> dict[str, Any]:
-    """Return the description as `--json` prints it. With `activations`, memory is that of a step,
-    which takes a second or two to count, instead of the state alone."""
+    """Return the description as `--json` prints it. `activations` counts memory over a step, which
+    takes a second or two, instead of the state alone."""
     counts, held_out = load_counts(job, activations=activations), held_out_rows(job)
     scoring = counts["scoring"]
     scoring_memory = [scoring["memory"]] if scoring is not None else []
@@ -87,15 +87,15 @@ def load_counts(job: Job, *, activations: bool) -> dict[str, Any]:
         }
 
     run = {key: value for key, value in yaml_config.plain(job.run).items() if key not in UNCOUNTED}
-    run["optimizer"] = {name: run["optimizer"][name] for name in run["optimizer"] if name != "lr"}
+    run["optimizer"] = {key: value for key, value in run["optimizer"].items() if key != "lr"}
     phases = [(phase.name, phase.seq_len, phase.batch_rows) for phase in job.plan.phases]
     question = f"described {activations} {job.model!r} {run} {phases} {job.layout}"
     return load_or_compute(question, count, source=memory.TRAINER)
 
 
 def count_scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
-    """Count the bytes of a rank that scores a checkpoint, and those of caches in tasks that
-    generate; None if the run scores no checkpoint."""
+    """Count the bytes on a rank that scores a checkpoint, and in the caches of generating tasks;
+    None if the run scores no checkpoint."""
     if job.run.scores is None:
         return None
     return {
@@ -107,7 +107,7 @@ def count_scoring(job: Job, *, activations: bool) -> dict[str, Any] | None:
 def held_out_rows(job: Job) -> dict[str, dict[str, Any]] | None:
     """Return the held-out dataset and rows by source, or None if the run evaluates nothing.
 
-    A source without rows has `rows_of` instead: the source whose rows stand for both, or None.
+    A source without rows has `rows_of` instead: the source whose rows serve for both, or None.
     """
     from ...dataplane.order.plan import Plan
 
@@ -119,30 +119,32 @@ def held_out_rows(job: Job) -> dict[str, dict[str, Any]] | None:
         source.name: {"url": source.url, "rows": phase.rows, "seq_len": phase.seq_len}
         for source, phase in zip(plan.sources, plan.phases, strict=True)
     }
-    urls = {name: source["url"] for name, source in rows.items()}
+    urls = {source: entry["url"] for source, entry in rows.items()}
     owners = unnamed_sources(job.run.evaluate, job.plan, urls)
-    return {**rows, **{name: {"rows_of": owner} for name, owner in owners.items()}}
+    return {**rows, **{source: {"rows_of": owner} for source, owner in owners.items()}}
 
 
 def held_out_warnings(job: Job, held_out: dict[str, dict[str, Any]]) -> list[str]:
     """Return a warning that names the sources without held-out rows."""
-    names = [name for name, source in held_out.items() if source.get("rows_of", name) is None]
-    return [missing_note(names, job.run.evaluate.split)] if names and job.run.evaluate else []
+    missing = [source for source, entry in held_out.items() if entry.get("rows_of", source) is None]
+    return [missing_note(missing, job.run.evaluate.split)] if missing and job.run.evaluate else []
 
 
 def expert_lines(job: Job) -> list[str]:
     """Return a line for each operator whose experts are split over ranks."""
     ep, ranks = job.run.layout.ep, job.processes // job.run.layout.pp
-    counts = {name: options.expert_count for name, options in job.model.operators.items()}
+    if ep == 1:
+        return []
+    counts = {operator: options.expert_count for operator, options in job.model.operators.items()}
     return [
-        f"{name}: {count // ep} of {count} on each rank, {ranks // ep} replicas of each expert"
-        for name, count in counts.items()
-        if count is not None and ep > 1
+        f"{operator}: {count // ep} of {count} on each rank, {ranks // ep} replicas of each expert"
+        for operator, count in counts.items()
+        if count is not None
     ]
 
 
 def fp8_share(job: Job) -> str:
-    """Return a sentence with the share of FLOPs in FP8; empty for other precisions."""
+    """Describe the share of FLOPs in FP8; empty for all further precisions."""
     from ...models.accounting.count import build_meta
     from ...models.transforms.fp8 import summary
 
@@ -182,7 +184,10 @@ def eager_operators(job: Job) -> list[str]:
         hyena_li=layout.hyena_li,
     )
     reasons = find_eager_operators(build_meta(job.model), axes, torch.device(job.run.device))
-    return [f"engine.compile: `{name}` runs eagerly: {reason}" for name, reason in reasons.items()]
+    return [
+        f"engine.compile: `{operator}` runs eagerly: {reason}"
+        for operator, reason in reasons.items()
+    ]
 
 
 def stripe(job: Job) -> str:
@@ -214,7 +219,7 @@ def lines(about: dict[str, Any]) -> list[str]:
             f"{phase['micro_batches']} × {phase['micro_batch_rows']} rows"
         )
     held_out = about["held_out"] or {}
-    formatted += [f"held out     {_held_out(name, rows)}" for name, rows in held_out.items()]
+    formatted += [f"held out     {_held_out(source, rows)}" for source, rows in held_out.items()]
     if model["couples_rows"]:
         formatted.append(f"micro-batch  {COUPLED.format(', '.join(model['couples_rows']))}")
     if any(group["match"] for group in about["groups"]):
@@ -238,16 +243,16 @@ def lines(about: dict[str, Any]) -> list[str]:
     return formatted
 
 
-def _held_out(name: str, rows: dict[str, Any]) -> str:
+def _held_out(source: str, rows: dict[str, Any]) -> str:
     if "rows_of" in rows:
-        return f"{name}: {'none' if rows['rows_of'] is None else 'as ' + rows['rows_of']}"
-    return f"{name}: {rows['rows']} rows × {rows['seq_len']:,} of {rows['url']}"
+        return f"{source}: {'none' if rows['rows_of'] is None else 'as ' + rows['rows_of']}"
+    return f"{source}: {rows['rows']} rows × {rows['seq_len']:,} of {rows['url']}"
 
 
 def degrees(layout: dict[str, Any]) -> str:
     """Format the degrees of parallelism; experts only where they are split."""
     experts = f", ep {layout['ep']}" if layout["ep"] > 1 else ""
-    return " × ".join(f"{name} {layout[name]}" for name in AXES) + experts
+    return " × ".join(f"{axis} {layout[axis]}" for axis in AXES) + experts
 
 
 def _stage(stage: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ ALLOCATOR = "DefaultCPUAllocator"
 """torch's allocator on the CPU; its RuntimeErrors begin with a line of torch's source."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 MAX_CHANGES = 4
-"""Changes that an error proposes, at most."""
+"""Maximum changes that an error proposes."""
 ENGINE_CHANGES = (
     *(("zero", stage) for stage in (1, 2, 3)),
     ("gather", "block"),
@@ -78,7 +78,7 @@ def memory_limit(device: torch.device) -> int:
 def out_of_memory_error(
     job: Job, rank: int, activity: str, torch_message: str, limit: int
 ) -> RunError:
-    """Return the error of a rank that asked for more than `limit` bytes."""
+    """Build the error for a rank that needs more than `limit` bytes."""
     stage = rank * job.run.layout.pp // job.processes
     sizes = count_memory(job, stage)
     parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in sizes.items() if size)
@@ -101,8 +101,8 @@ def out_of_memory_error(
 
 
 def count_memory(job: Job, stage: int) -> dict[str, int]:
-    """Count the bytes by part on the stage's fullest rank, at the peak of a step. On a GPU, parts
-    in host memory do not count."""
+    """Count the bytes by part on the stage's fullest rank, at a step's peak. On a GPU, parts in
+    host memory do not count."""
     host_is_separate = job.run.device == "cuda"
     sizes_by_rank = (
         {
@@ -130,14 +130,14 @@ def verdict(sizes: dict[str, int], limit: int) -> str:
 
 
 def cheaper_changes(job: Job, stage: int, limit: int) -> list[tuple[str, int]]:
-    """Return overrides that lower the count, with the bytes under each; the lowest first."""
+    """Find overrides that lower the count, with their bytes, the lowest first."""
     current = sum(count_memory(job, stage).values())
     changes = [first_fitting(values, stage, limit) for values in alternatives(job)]
     return sorted([change for change in changes if change[1] < current], key=lambda pair: pair[1])
 
 
 def first_fitting(values: list[tuple[str, Job]], stage: int, limit: int) -> tuple[str, int]:
-    """Return the first override whose bytes fit, or the last one, with its bytes."""
+    """Return the first override with which a rank fits, or the last override, and the bytes."""
     result = "", 0
     for change, job in values:
         result = change, sum(count_memory(job, stage).values())
@@ -147,7 +147,7 @@ def first_fitting(values: list[tuple[str, Job]], stage: int, limit: int) -> tupl
 
 
 def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
-    """Yield, for each setting, the values to try in turn: an override and the job with it."""
+    """Yield, by setting, the values to try in turn: an override, and the job with it."""
     run = job.run
 
     def changed(**settings: Any) -> Job:
@@ -160,7 +160,7 @@ def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
     engine_keys = {field.name for field in fields(run.engine)}
     for key, value in ENGINE_CHANGES:
         if key in engine_keys and getattr(run.engine, key) != value:
-            with contextlib.suppress(LayoutError, ValueError):  # other settings may exclude it
+            with contextlib.suppress(LayoutError, ValueError):  # further settings may exclude it
                 engine = replace(run.engine, **{key: value})  # type: ignore[arg-type]
                 engine.check(run.layout, job.processes, job.precision)
                 yield [(f"engine.{key}={value}".lower(), changed(engine=engine))]
@@ -171,7 +171,7 @@ def alternatives(job: Job) -> Iterator[list[tuple[str, Job]]]:
 
 
 def smaller_micro_batches(job: Job) -> Iterator[int]:
-    """Yield micro_batch_tokens halved again and again, down to micro-batches with one row."""
+    """Yield micro_batch_tokens halved again and again, down to micro-batches with a single row."""
     tokens, cp = job.run.micro_batch_tokens, job.run.layout.cp
 
     def max_rows(tokens: int) -> int:

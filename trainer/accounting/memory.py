@@ -1,4 +1,4 @@
-"""Count parameters, batches, memory and checkpoints of a run before it starts."""
+"""Count a run's parameters, batches, memory and checkpoints before it starts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from ..layout.cuts import Cuts
 
 TRAINER = Path(__file__).parents[1]
-"""Folder whose source decides stored counts, as that of the models does."""
+"""Folder whose source code decides stored counts, beside the models' code."""
 NUMBER_BYTES = 4
-"""Bytes of a number in a checkpoint: masters and optimizer states are fp32."""
+"""Bytes per number in a checkpoint: masters and optimizer states are fp32."""
 
 
 def parameters(job: Job) -> dict[str, int]:
-    """Return the number of parameters, and how many a token uses."""
+    """Count the parameters, and those that a token uses."""
 
     def count() -> dict[str, int]:
         from ...models.accounting.count import build_meta, count_active_parameters, count_parameters
@@ -50,8 +50,8 @@ def checkpoint_bytes(job: Job) -> int:
         model, optimizer = build_meta(job.model), job.run.optimizer
         states = state_names(parameter_groups(model, optimizer), averaged=optimizer.ema is not None)
         return sum(
-            NUMBER_BYTES * (1 + len(states[name])) * parameter.numel()
-            for name, parameter in model.named_parameters()
+            NUMBER_BYTES * (1 + len(states[parameter_name])) * parameter.numel()
+            for parameter_name, parameter in model.named_parameters()
         )
 
     return load_or_compute(f"checkpoint {job.model!r} {_rateless(job)!r}", count, source=TRAINER)
@@ -79,8 +79,8 @@ def _rateless(job: Job) -> OptimizerConfig:
 
 def checkpoints(job: Job) -> int:
     """Count the checkpoints that the run saves."""
-    first, last = job.plan.first_step, job.plan.end_step
-    planned = {step for step in range(first + 1, last) if step % job.run.checkpoints.every == 0}
+    steps, every = range(job.plan.first_step + 1, job.plan.end_step), job.run.checkpoints.every
+    planned = {step for step in steps if step % every == 0}
     return len(planned | set(job.ends))
 
 
@@ -104,7 +104,7 @@ def batches(job: Job) -> list[dict[str, Any]]:
 
 
 def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
-    """Return the state's bytes by part, for each tensor rank of a stage."""
+    """Return the state's bytes by part, for every tensor rank in a stage."""
     from ...models.accounting.state import state_bytes
 
     state, shards_by_rank = _stage_state(job, stage)
@@ -112,7 +112,7 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
 
 
 def _stage_state(job: Job, stage: int) -> tuple[EngineState, list[Shards]]:
-    """Return the state of a stage, and the local shards of each tensor rank."""
+    """Return a stage's state, and the local shards by tensor rank."""
     from ...models.accounting.count import build_meta
     from ...models.accounting.memory import rank_shards
     from ..layout.stages import list_chunks
@@ -132,7 +132,7 @@ def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
     """Return the bytes by part on a rank that scores a checkpoint.
 
     The run's state stays. The rank also loads unsharded weights, on a GPU through fp32 on the host.
-    `activations` adds those of the largest batch.
+    `activations` adds the largest batch's activations.
     """
     from ...models.accounting.count import build_meta
     from ...models.accounting.state import HOST, device_bytes
@@ -154,7 +154,7 @@ def scoring_memory(job: Job, *, activations: bool) -> dict[str, int]:
 
 
 def generation_caches(job: Job) -> int:
-    """Return the bytes of states and caches while a task generates a batch."""
+    """Return the bytes in states and caches while a task generates a batch."""
     from ...models.accounting.memory import generation_bytes
 
     shape = largest_batch(job)
@@ -203,7 +203,7 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
 
 
 def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
-    """Return the peak bytes of the final norm over all tokens, and of the logits of a chunk."""
+    """Return the peak bytes in the final norm over all tokens, and in a chunk's logits."""
     import torch
 
     from ...models.accounting.fake.model import FakeModel
@@ -228,7 +228,7 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:
-    """Return the memory over a step for each tensor rank of a stage, in the phase with the highest
+    """Return a step's memory timelines by tensor rank in a stage, for the phase with the highest
     peak."""
     from ...models.accounting.passes import model_passes
     from ...models.accounting.shape import Shape
@@ -284,28 +284,28 @@ def step_memory(
     *,
     every: bool = False,
 ) -> Timeline:
-    """Return the memory over a step of a rank of a stage. The dry run, the message of a rank that
-    runs out of memory, and the planner count by it. `inputs` are the bytes of a micro-batch, and
-    `stream` those of a tensor that it passes to another stage.
+    """Compute a step's memory timeline on a rank in `stage`. The dry run, the error of a rank that
+    runs out of memory, and the planner count by it. `inputs` are bytes per micro-batch, and
+    `stream` the bytes of a tensor that it passes to the next stage.
 
-    Of micro-batches that are alike, as many are in it as the highest level needs, or `every` one.
+    The timeline contains as many equal micro-batches as its peak needs, or `every` micro-batch.
     """
     from ...models.accounting.step import Action, cut_passes, timeline
     from ...models.config.config import chunk_layers
     from ..layout.messages import messages_by_action
 
-    number = micro_batches
+    num_counted = micro_batches
     if not every:
-        number = layout.pipeline_schedule.sample_size(layout.pp, micro_batches)
+        num_counted = layout.pipeline_schedule.sample_size(layout.pp, micro_batches)
     actions = [
         Action(
-            kind=own.kind,
-            chunk=own.chunk,
-            micro=own.micro,
-            received=[each.chunk for each in found.received],
-            arrived=[each.chunk for each in found.arrived if each.kind == "backward"],
+            kind=action.kind,
+            chunk=action.chunk,
+            micro=action.micro,
+            received=[receiver.chunk for receiver in messages.received],
+            arrived=[sender.chunk for sender in messages.arrived if sender.kind == "backward"],
         )
-        for own, found in messages_by_action(layout.orders(number), stage).items()
+        for action, messages in messages_by_action(layout.orders(num_counted), stage).items()
     ]
     chunks = cut_passes(passes, chunk_layers(len(passes.layers), cuts))
     return timeline(chunks, engine, actions, inputs, stream)

@@ -21,18 +21,21 @@ from ..run.config import RunConfig
 from .state import ParameterState, build_engine_state
 
 SECTIONS = ("engine", "optimizer", "device")
-"""Keys of a run that decide its state; precision and degrees are separate options."""
+"""Keys in run.yaml that decide the state; precision and degrees are separate options."""
 
 
 def parameter_state(run: RunConfig, model: Model, precision: Precision) -> ParameterState:
     """Return the state of the model's parameters under the run's optimizer."""
     fp32 = frozenset(model.full_precision(precision))
-    names = frozenset(name for name, _ in model.named_parameters())
+    names = frozenset(dict(model.named_parameters()))
     averaged = run.optimizer.ema is not None
     groups = _groups(run, model, fp32)
     if not groups:  # a foreign module is a single group
         average = (AVERAGE,) if averaged else ()
-        states = {name: (*kinds, *average) for name, kinds in run.optimizer.states(model).items()}
+        states = {
+            parameter: (*kinds, *average)
+            for parameter, kinds in run.optimizer.states(model).items()
+        }
         return ParameterState(names, fp32, states, [tuple(states)], frozenset())
     frozen = frozenset(name for group in groups if group.frozen for name in group.names)
     return ParameterState(
@@ -45,7 +48,7 @@ def parameter_state(run: RunConfig, model: Model, precision: Precision) -> Param
 
 
 def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> Sequence[ParameterGroup]:
-    """Return the parameter groups of a headrace model; none for other modules."""
+    """Return a headrace model's parameter groups; none for foreign modules."""
     return parameter_groups(model, run.optimizer, fp32) if isinstance(model, Model) else ()
 
 

@@ -1,4 +1,4 @@
-"""Describe a run's pipeline before it starts: layers of stages, bubbles and messages."""
+"""Describe a run's pipeline before it starts: stages, bubbles and messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
 MIN_MICRO_BATCHES = 2
-"""Micro-batches for each stage below which a person is warned."""
+"""Micro-batches per stage below which a person is warned."""
 
 
 def describe_stages(job: Job) -> list[dict[str, Any]]:
@@ -32,8 +32,8 @@ def describe_stages(job: Job) -> list[dict[str, Any]]:
 
 
 def describe_pipelines(job: Job) -> list[dict[str, Any]]:
-    """Return, for each phase, the largest bubble of a stage, and the messages of a data-parallel
-    replica in a step.
+    """Return, by phase, the largest bubble in any stage, and a data-parallel replica's messages per
+    step.
 
     Messages are activations and their gradients; the embeddings travel too while a later layer
     calls a shared block.
@@ -64,14 +64,14 @@ def simulate_step(job: Job, num_micro_batches: int, seq_len: int) -> StepTimelin
 
 
 def stage_flops(job: Job, seq_len: int) -> list[float]:
-    """Return the FLOPs of a forward pass by stage, for rows with `seq_len` tokens."""
+    """Return the forward FLOPs by stage, for rows with `seq_len` tokens."""
     forward = pass_costs(job.cuts, *_layer_flops(job, seq_len))["forward"]
     layout = job.run.layout
     return [sum(forward[chunk] for chunk in list_chunks(layout, n)) for n in range(layout.pp)]
 
 
 def _layer_flops(job: Job, seq_len: int) -> tuple[Sequence[float], float]:
-    """Return the FLOPs by layer, and those of the head."""
+    """Return the FLOPs by layer, and in the head."""
     from ...models.accounting.count import build_meta, flops_by_layer
 
     *layers, head = flops_by_layer(build_meta(job.model), seq_len)

@@ -1,4 +1,4 @@
-"""Build the state of an engine for the memory accounting (models/accounting/state.py)."""
+"""Build an engine's state for the memory accounting (models/accounting/state.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..run.config import RunConfig
 from .watched import WrappedMemory, add_watched_masters
 
 STATE_BYTES = 4
-"""Bytes of a number of optimizer state: fp32 in every precision."""
+"""Bytes per number in optimizer state: fp32 in every precision."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class ParameterState:
     frozen: frozenset[str] = frozenset()
     """Parameters without updates."""
 
-    def optimizer_bytes(self, name: str) -> int:
-        return STATE_BYTES * len(self.states[name])
+    def optimizer_bytes(self, parameter: str) -> int:
+        return STATE_BYTES * len(self.states[parameter])
 
-    def packed(self) -> dict[str, Any]:
-        """Return the state as JSON."""
+    def pack(self) -> dict[str, Any]:
+        """Convert the state to JSON."""
         return {
             "names": sorted(self.names),
             "fp32": sorted(self.fp32),
@@ -53,11 +53,11 @@ class ParameterState:
         }
 
     @classmethod
-    def unpacked(cls, packed: dict[str, Any]) -> ParameterState:
+    def unpack(cls, packed: dict[str, Any]) -> ParameterState:
         return cls(
             frozenset(packed["names"]),
             frozenset(packed["fp32"]),
-            {name: tuple(states) for name, states in packed["states"].items()},
+            {parameter: tuple(states) for parameter, states in packed["states"].items()},
             [tuple(group) for group in packed["groups"]],
             frozenset(packed.get("frozen", ())),
         )
@@ -66,7 +66,7 @@ class ParameterState:
 def build_engine_state(
     run: RunConfig, parameters: ParameterState, precision: Precision, device: str
 ) -> EngineState:
-    """Return the state that the run's engine and optimizer hold for these parameters."""
+    """Build the state that the run's engine and optimizer need for these parameters."""
     sharded = run.engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
     trained = add_full_precision(sharded, parameters)
     device_state = StateOnDevice(
@@ -78,43 +78,45 @@ def build_engine_state(
         groups=parameters.groups,
     )
     frozen = frozen_parts(parameters.frozen, parameters.fp32, precision)
-    parts = [*trained, *frozen]
+    state = [*trained, *frozen]
     memory = add_frozen_memory(partial(run.engine.memory, device_state), parameters.frozen, frozen)
     return EngineState(
         engine=run.engine.describe(),
         device=device,
-        parts=parts,
+        parts=state,
         linear=run.engine.linear,
-        memory=add_watched_masters(memory, parts) if run.watch.layers is not None else memory,
+        memory=add_watched_masters(memory, state) if run.watch.layers is not None else memory,
     )
 
 
-def add_full_precision(parts: Sequence[StatePart], parameters: ParameterState) -> list[StatePart]:
-    """Return the parts of an engine's state, and the parts of the fp32 parameters.
+def add_full_precision(
+    engine_state: Sequence[StatePart], parameters: ParameterState
+) -> list[StatePart]:
+    """Add the state of fp32 parameters to an engine's.
 
-    The latter live outside the engine and are replicated on every rank
+    They live outside the engine and are replicated on every rank
     (engines/outside/full_precision.py).
     """
     fp32, frozen = parameters.fp32 - parameters.frozen, parameters.frozen
     if not parameters.fp32 | frozen:
-        return list(parts)
+        return list(engine_state)
     sizes: dict[str, BytesPerParameter] = {
         "masters": 4,
         "gradients": 4,
         "optimizer": parameters.optimizer_bytes,
     }
     return [
-        *(replace(part, names=parameters.names - fp32 - frozen) for part in parts),
+        *(replace(part, names=parameters.names - fp32 - frozen) for part in engine_state),
         *(
-            StatePart(name=name, bytes_per_parameter=size, names=fp32)
-            for name, size in sizes.items()
+            StatePart(name=kind, bytes_per_parameter=size, names=fp32)
+            for kind, size in sizes.items()
             if fp32
         ),
     ]
 
 
 class FrozenMemory(WrappedMemory):
-    """An engine's memory events, and the bytes of frozen parameters."""
+    """An engine's memory events, and the bytes in frozen parameters."""
 
     def __init__(
         self, engine: EngineMemory, frozen: Collection[str], sizes: dict[str, int]
@@ -137,17 +139,17 @@ class FrozenMemory(WrappedMemory):
 def frozen_parts(
     frozen: frozenset[str], fp32: frozenset[str], precision: Precision
 ) -> list[StatePart]:
-    """Return the state of frozen parameters: replicated weights, and sharded masters of the
-    rounded ones. `fp32` parameters are not rounded."""
+    """Build the state for frozen parameters: replicated weights, and sharded masters where weights
+    are rounded. `fp32` parameters are not rounded."""
     if not frozen:
         return []
     rounded = frozen - fp32
-    parts = [StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, names=rounded)]
-    if precision.separate_masters:
-        masters = partial(StatePart, name="masters", bytes_per_parameter=STATE_BYTES)
-        sharded = masters(names=rounded, sharded_over=("dp", "cp"), cut=cut_parameters)
-        parts += [sharded, masters(names=frozen & fp32)]
-    return parts
+    weights = StatePart(name="weights", bytes_per_parameter=precision.weight_bytes, names=rounded)
+    if not precision.separate_masters:
+        return [weights]
+    masters = partial(StatePart, name="masters", bytes_per_parameter=STATE_BYTES)
+    sharded = masters(names=rounded, sharded_over=("dp", "cp"), cut=cut_parameters)
+    return [weights, sharded, masters(names=frozen & fp32)]
 
 
 def add_frozen_memory(
@@ -155,7 +157,7 @@ def add_frozen_memory(
     frozen: frozenset[str],
     parts: Sequence[StatePart],
 ) -> Callable[[Shards, Degrees], EngineMemory]:
-    """Return the memory events of an engine that trains the parameters that are not frozen."""
+    """Add frozen parameters to the memory events of an engine that trains all further ones."""
     return partial(_frozen_memory, memory, frozen, parts) if frozen else memory
 
 
@@ -166,6 +168,6 @@ def _frozen_memory(
     shards: Shards,
     degrees: Degrees,
 ) -> EngineMemory:
-    trained = {name: shard for name, shard in shards.items() if name not in frozen}
+    trained = {parameter: shards[parameter] for parameter in shards if parameter not in frozen}
     sizes = state_bytes(parts, shards, degrees)
     return FrozenMemory(memory(trained, degrees), frozen, sizes)

@@ -1,4 +1,4 @@
-"""Memory of a step that records norms by layer: it copies the masters during the update."""
+"""Count memory in steps that record norms by layer: they copy the masters during the update."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WatchedMemory(WrappedMemory):
 def add_watched_masters(
     memory: Callable[[Shards, Degrees], EngineMemory], parts: Sequence[StatePart]
 ) -> Callable[[Shards, Degrees], EngineMemory]:
-    """Return the memory events of an engine with state `parts`, in steps that record norms."""
+    """Add the copied masters to the memory events of an engine with the state `parts`."""
     return partial(_watched_memory, memory, parts)
 
 
@@ -73,6 +73,6 @@ def _watched_memory(
             size = replace(part, bytes_per_parameter=4).bytes(shards, degrees)
             if not part.sharded_over:  # replicas take turns
                 size = -(-size // degrees.size(("dp", "cp")))
-            name = f"{HOST if part.name.startswith(HOST) else ''}{COPY}"
-            copies[name] = copies.get(name, 0) + size
+            copy = f"{HOST if part.name.startswith(HOST) else ''}{COPY}"
+            copies[copy] = copies.get(copy, 0) + size
     return WatchedMemory(memory(shards, degrees), copies)
