@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -53,12 +53,13 @@ class Curves:
 
     def json_data(self) -> dict[str, Any]:
         """Return the curves as JSON data, with the key `last_token` for `end_token`."""
+        data = asdict(self)
         keys = {"end_token": "last_token"}
-        phases = [
-            {keys.get(name, name): value for name, value in vars(span).items()}
-            for span in self.phases
+        data["phases"] = [
+            {keys.get(name, name): value for name, value in phase.items()}
+            for phase in data["phases"]
         ]
-        return {**vars(self), "phases": phases}
+        return data
 
 
 def compute_curves(stream: Stream) -> Curves:
