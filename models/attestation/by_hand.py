@@ -10,7 +10,7 @@ import torch
 
 from ...console.errors import LayoutError, MisuseError
 from ...console.progress import Progress, format_duration
-from ..kernels import KERNELS, choice
+from ..kernels import KERNELS, choice, faults
 from .attest import Attestation
 from .plan import Plan
 from .record import Record, describe_machine, make_record
@@ -112,6 +112,9 @@ def _cells(kernel: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> I
 def _problems(record: Record) -> Iterator[str]:
     for (kernel, dtype), why in choice.FAULTY.items():
         yield f"{kernel} in {_name(dtype)} runs as plain torch: {why}"
+    for fault in faults.FAULTS:
+        if fault.remedy is not None and choice.TRITON and fault.applies(choice.TRITON):
+            yield f"{fault.kernel} runs in {fault.remedy}: a known fault of Triton {choice.TRITON}"
     for verdict in record.verdicts:
         if verdict.problem is not None:
             yield f"FAILED {verdict.kernel} [{verdict.case}] {verdict.dtype}: {verdict.problem}"

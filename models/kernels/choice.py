@@ -25,7 +25,8 @@ FAILED: dict[str, str] = {}
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets its programs in Python, on any device. Triton decides at import."""
 TRITON = faults.installed()
-FAULTY = {} if INTERPRETED or TRITON is None else dict(faults.reasons(TRITON))
+"""Version of Triton, whose compiler may have known faults; None if it is not installed."""
+FAULTY = {} if INTERPRETED else faults.excluded(TRITON)
 """Why a kernel must not run in a dtype, with the compiler of this machine."""
 
 

@@ -1,14 +1,13 @@
 """Known faults of compilers: kernels that a version of Triton compiles wrongly.
 
-The table decides before any launch: such a kernel never runs, and its twin does. An entry says what
-was seen on a device, and which versions nobody tried. `models/attestation/` finds the faults that
-nobody knows yet.
+The table decides before any launch: such a kernel runs in a form that the fault does not touch, or
+not at all, and its twin does. `models/attestation/` finds the faults that nobody knows yet.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,38 +22,28 @@ class Fault:
     """First version without it."""
     dtypes: tuple[torch.dtype, ...]
     symptom: str
+    evidence: str
+    """What was seen of which version."""
+    remedy: str | None = None
+    """Form of the kernel that the fault does not touch; None: there is none."""
 
-    def applies(self, triton: tuple[int, int]) -> bool:
-        return self.first <= triton < self.mended
+    def applies(self, version: str) -> bool:
+        major, minor = version.split(".")[:2]
+        return self.first <= (int(major), int(minor)) < self.mended
 
 
 FAULTS = (
     Fault(
         "toeplitz",
         first=(3, 6),
-        mended=(3, 9),
+        mended=(3, 8),
         dtypes=(torch.bfloat16, torch.float16),
-        symptom="wrong values, others at each run, and illegal accesses, seen with 3.6 on an H100",
+        symptom="wrong values, others at each run, and illegal accesses",
+        evidence="3.6 on an H100, where it was right in blocks of 32, and right from the binaries "
+        "of 3.9. 3.7 cuts the addresses of shared memory to 14 bits as 3.6 does, 3.8 to 15 as 3.9",
+        remedy="blocks of 32 tokens",
     ),
 )
-
-
-def reasons(version: str) -> Iterator[tuple[tuple[str, torch.dtype], str]]:
-    """Yield kernel, dtype, and why it must not run with this version of Triton."""
-    for fault in FAULTS:
-        if fault.applies(_major_and_minor(version)):
-            mended = ".".join(map(str, fault.mended))
-            reason = (
-                f"Triton {version} is known to compile it wrongly ({fault.symptom}); Triton "
-                f"{mended} compiles it rightly"
-            )
-            for dtype in fault.dtypes:
-                yield (fault.kernel, dtype), reason
-
-
-def _major_and_minor(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
 
 
 def installed() -> str | None:
@@ -63,3 +52,28 @@ def installed() -> str | None:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def has_remedy(kernel: str, dtype: torch.dtype, version: str | None) -> bool:
+    """Return True if the kernel must take the form of its remedy with this version of Triton."""
+    return any(
+        fault.kernel == kernel and dtype in fault.dtypes and fault.remedy is not None
+        for fault in _known(version)
+    )
+
+
+def excluded(
+    version: str | None, faults: Sequence[Fault] = FAULTS
+) -> dict[tuple[str, torch.dtype], str]:
+    """Return, by kernel and dtype, why a kernel must not run with this version of Triton."""
+    return {
+        (fault.kernel, dtype): f"Triton {version} compiles it wrongly: {fault.symptom} "
+        f"({fault.evidence})"
+        for fault in _known(version, faults)
+        if fault.remedy is None
+        for dtype in fault.dtypes
+    }
+
+
+def _known(version: str | None, faults: Sequence[Fault] = FAULTS) -> list[Fault]:
+    return [fault for fault in faults if version is not None and fault.applies(version)]

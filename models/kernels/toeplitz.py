@@ -22,12 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from . import choice, faults
 from .layout import split_tiles, to_channels_last
 from .op import op
 
 CHUNK = 64
 """Side of a block: the rows of one instruction of the matrix units. In fp32 half of it: three
-products need the registers and the shared memory of two numbers for each number."""
+products need the registers and the shared memory of two numbers for each number. Half of it, too,
+where a compiler is known to fail on whole ones (faults.py)."""
 MAX_TAPS = 4 * CHUNK + 1
 """Limit of the kernel: taps of a filter, five passes."""
 REGISTERS = 255
@@ -196,7 +198,8 @@ def _launch_layout(
     history, skip and positions."""
     length, width = x.shape[1], x.shape[2] // 3 if gated else x.shape[2]
     channels_per_group = width // taps.shape[0]
-    chunk = CHUNK // 2 if x.dtype == torch.float32 else CHUNK
+    halves = x.dtype == torch.float32 or faults.has_remedy("toeplitz", x.dtype, choice.TRITON)
+    chunk = CHUNK // 2 if halves else CHUNK
     num_columns = max(chunk // columns_divisor, 16)
     channels_per_block = min(max(16, 1 << (channels_per_group - 1).bit_length()), num_columns)
     num_passes = max(-(-(taps.shape[1] - 1) // chunk) + 1, 2)

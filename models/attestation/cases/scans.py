@@ -52,8 +52,14 @@ def ssd(
     def by(kernel: Kernel) -> Callable[..., Any]:
         def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, **inputs: Any) -> Any:
             xBC = torch.cat([x, B, C], dim=-1)
-            sizes = {"head_dim": x.shape[2] // heads, "state_size": B.shape[2] // groups}
-            return mixed_scan(xBC, dt[..., 8:], **inputs, **sizes, kernel=kernel)
+            return mixed_scan(
+                xBC,
+                dt[..., 8:],
+                **inputs,
+                head_dim=x.shape[2] // heads,
+                state_size=B.shape[2] // groups,
+                kernel=kernel,
+            )
 
         return run
 
