@@ -1,9 +1,11 @@
 """Triton programs of short_convolution.py.
 
-A thread holds a few channels (CHANNELS a program) and filters a span of tokens, UNROLL at a time.
-It keeps the last REACH inputs in registers, and backward also as many unfinished gradients of
-inputs; everything is read and written once. A block of tokens is processed with CARE (masks) where
-a document begins within reach of the span, or tokens or channels are missing; elsewhere without.
+A thread holds a few channels (CHANNELS a program) and filters a span of tokens, in blocks of
+UNROLL. It keeps the last REACH inputs in registers, and backward also as many unfinished gradients
+of inputs; everything is read and written once.
+
+A block has masks (CARE) where a document begins within its reach, or tokens or channels are
+missing. Such blocks are few: their tokens are a loop, which keeps the program small.
 """
 
 from __future__ import annotations
@@ -45,12 +47,12 @@ def _load_taps(
 
 
 @triton.jit
-def _has_document_start(positions, end, REACH: tl.constexpr, SPAN: tl.constexpr):
-    """Return true if a document begins within reach of the span or of the tokens after it."""
-    token = tl.arange(0, 2 * SPAN)
-    mask = (token < end) & (token < SPAN + REACH - 1)
-    position = tl.load(positions + token, mask=mask, other=REACH)
-    return tl.min(position, axis=0) < REACH - 1
+def _load_last_position(positions, first, end, UNROLL: tl.constexpr, PACKED: tl.constexpr):
+    """Return the position in its document of the last token of a block."""
+    position = first
+    if PACKED:
+        position = tl.load(positions + tl.minimum(first + UNROLL, end) - 1).to(tl.int32)
+    return position
 
 
 @triton.jit
@@ -164,11 +166,9 @@ def short_convolution_forward(
     end = length - start
     x += row * row_stride + start.to(tl.int64) * token_stride
     out += (row * length + start) * width
-    needs_care = first_channel + CHANNELS > width
     span_positions = None
     if PACKED:
         span_positions = positions + row * length + start
-        needs_care = needs_care | _has_document_start(span_positions, end, REACH, SPAN)
     taps = _load_taps(taps, skip, channel, width, channels_per_group, REACH, SKIP)
     channel_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
@@ -177,13 +177,20 @@ def short_convolution_forward(
         x, history + row * (REACH - 1) * width, span_positions, start, channel, length, width,
         token_stride, REACH, GATED, HISTORY, PACKED,
     )  # fmt: skip
+    last_position = _load_last_position(span_positions, 0, end, UNROLL, PACKED)
     for block in range(tl.cdiv(tl.minimum(SPAN, end), UNROLL)):
         first = block * UNROLL
-        if needs_care | (first + UNROLL > end):
-            window = _forward_block(
-                x, span_positions, out, window, taps, channel_bias, first, end, channel, width,
-                token_stride, REACH, GATED, SILU, UNROLL, True,
-            )  # fmt: skip
+        care = (first_channel + CHANNELS > width) | (first + UNROLL > end)
+        if PACKED:  # a document begins within reach of the block
+            care = care | (last_position < UNROLL + REACH - 2)
+        # The next block's: nothing waits for it now.
+        last_position = _load_last_position(span_positions, first + UNROLL, end, UNROLL, PACKED)
+        if care:
+            for token in range(first, first + UNROLL):
+                window = _forward_block(
+                    x, span_positions, out, window, taps, channel_bias, token, end, channel, width,
+                    token_stride, REACH, GATED, SILU, 1, True,
+                )  # fmt: skip
         else:
             window = _forward_block(
                 x, span_positions, out, window, taps, channel_bias, first, end, channel, width,
@@ -283,11 +290,9 @@ def short_convolution_backward(
     grad_x += (row * length + start) * width * (3 if GATED else 1)
     grad_history += row * (REACH - 1) * width
     param_grads += span * (REACH + 1) * width
-    needs_care = first_channel + CHANNELS > width
     span_positions = None
     if PACKED:
         span_positions = positions + row * length + start
-        needs_care = needs_care | _has_document_start(span_positions, end, REACH, SPAN)
     taps = _load_taps(taps, skip, channel, width, channels_per_group, REACH, SKIP)
     channel_bias = tl.zeros([CHANNELS], dtype=tl.float32)
     if BIAS:
@@ -299,14 +304,22 @@ def short_convolution_backward(
     input_grads = zero_sums(REACH, CHANNELS)
     tap_grads = zero_sums(REACH, CHANNELS)
     bias_grad = tl.zeros([CHANNELS], dtype=tl.float32)
+    last_position = _load_last_position(span_positions, 0, end, UNROLL, PACKED)
     for block in range(tl.cdiv(span_end + REACH - 1, UNROLL)):
         first = block * UNROLL
-        if needs_care | (first < REACH - 1) | (first + UNROLL > span_end):
-            window, input_grads, tap_grads, bias_grad = _backward_block(
-                dy, x, span_positions, grad_x, grad_history, window, input_grads, tap_grads,
-                bias_grad, taps, channel_bias, first, start, end, span_end, channel, width,
-                token_stride, REACH, GATED, SILU, HISTORY, UNROLL, True,
-            )  # fmt: skip
+        care = (first_channel + CHANNELS > width) | (first + UNROLL > span_end)
+        care = care | (first < REACH - 1)
+        if PACKED:  # a document begins within reach of the block
+            care = care | (last_position < UNROLL + REACH - 2)
+        # The next block's: nothing waits for it now.
+        last_position = _load_last_position(span_positions, first + UNROLL, end, UNROLL, PACKED)
+        if care:
+            for token in range(first, first + UNROLL):
+                window, input_grads, tap_grads, bias_grad = _backward_block(
+                    dy, x, span_positions, grad_x, grad_history, window, input_grads, tap_grads,
+                    bias_grad, taps, channel_bias, token, start, end, span_end, channel, width,
+                    token_stride, REACH, GATED, SILU, HISTORY, 1, True,
+                )  # fmt: skip
         else:
             window, input_grads, tap_grads, bias_grad = _backward_block(
                 dy, x, span_positions, grad_x, grad_history, window, input_grads, tap_grads,
