@@ -45,7 +45,7 @@ class ModuleCosts(Costs):
 
         return ModuleParts(self.traced.model, self.trace, self.precision)
 
-    def fastest(self, grid: Grid, *, simulate: bool = False) -> Problem:
+    def fastest_problem(self, grid: Grid, *, simulate: bool = False) -> Problem:
         """Return the problem of a layout, in which embedding and head are plain modules."""
         return replace(
             super().fastest_problem(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()

@@ -104,6 +104,7 @@ def test_a_plan_of_modules_is_explained_and_not_executed(
     assert stored["planned"]["module"] == NAME
     assert stored["planned"]["executable"] is False
     assert stored["layers"][-1]["layers"][1] == 13
+    assert "ends" not in stored["predicted"]["by"]  # embedding and head are plain modules
     assert stored["predicted"]["memory"] > 2 * PUBLISHED["num_params"]
     text = done.stderr
     assert "module 1–12: EncoderBlock (1, 197, 768), 7.09M parameters" in text
