@@ -16,7 +16,7 @@ from ...trainer.run.layout_plan import (
     Predicted,
     model_hash,
 )
-from ..division.assigned import PricedDivision, price_division
+from ..division.pricing import PricedDivision, price_division
 from ..division.problem import Choice, Problem
 from ..grid.grid import Grid
 from ..prices.forms import LayerPlan

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ...models.accounting.step import Timeline
 from ...trainer.layout.cuts import Cuts
-from ..division.assigned import price_division
+from ..division.pricing import price_division
 from ..division.problem import Choice, Problem, StagePlan
 from ..grid.grid import Grid
 from ..prices.layers import Costs

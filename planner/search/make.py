@@ -12,7 +12,7 @@ from ...dataplane.order.timeline import PhaseRows
 from ...models.config.options.precision import PRECISIONS
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
-from ..division.assigned import price_division
+from ..division.pricing import price_division
 from ..grid.grid import list_settings, make_grid
 from ..grid.settings import Settings
 from ..hardware import Hardware

@@ -23,17 +23,17 @@ from itertools import count
 
 from ...models.accounting.step import Timeline
 from ...trainer.layout.schedules import SCHEDULES
-from ..division.assigned import price_division
 from ..division.bounds import Bounds, bound_single_stage, fastest_bound, quick_bound
 from ..division.fit import fit
 from ..division.interleaved import interleaved_estimate
+from ..division.pricing import price_division
 from ..division.problem import Problem, Solution
 from ..grid.grid import Grid, LayoutShape, enumerate_shapes
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs, has_early_gradients
 from .exchange import PricedPlan, exchange_choices
 from .outcome import Candidate, Outcome, choices_by_layer
-from .proof.least import FittingPlan, build_floors, prove
+from .proof.min_memory import FittingPlan, build_floors, prove
 
 BEST = 10
 """Plans that a search returns."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from ...models.accounting.level import Moment
 from ...trainer.layout.schedules import Kind
 from ...trainer.layout.simulate import StepTimeline, simulate
-from ..division.assigned import PricedDivision, price_division
+from ..division.pricing import PricedDivision, price_division
 from ..division.problem import Problem, StagePlan, orders
 from ..prices.layers import Costs
 from ..search.assemble import PhasePlan, match_choices

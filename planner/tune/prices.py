@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...console.errors import PlanError
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
-from ..division.assigned import PricedDivision, price_division
 from ..division.bounds import quick_bound
+from ..division.pricing import PricedDivision, price_division
 from ..division.problem import Problem
 from ..grid.grid import Grid, make_grid
 from ..hardware import Hardware

@@ -16,7 +16,7 @@ from ...grid.grid import Grid, enumerate_shapes
 from ...grid.settings import Settings, may_match_shape, select_grids
 from ...prices.layers import Costs
 from ...traces.work import RULES
-from .least import build_floors
+from .min_memory import build_floors
 
 COUNTED, STATES = 12, 3
 """Maximum number of layouts counted, and the maximum where the state of all exceeds the budget."""

@@ -10,8 +10,8 @@ from itertools import product
 import pytest
 from support.planner.cases import all_cuts, random_problem
 
-from headrace.planner.division.assigned import price_division
 from headrace.planner.division.fit import Fit, fit
+from headrace.planner.division.pricing import price_division
 from headrace.planner.division.problem import Choice, Problem, Solution
 from headrace.planner.search.outcome import choices_by_layer
 

@@ -22,7 +22,12 @@ from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.search.proof.floors import fullest_moment
-from headrace.planner.search.proof.least import MinMemory, find_fitting_plan, may_fit, min_passes
+from headrace.planner.search.proof.min_memory import (
+    MinMemory,
+    find_fitting_plan,
+    may_fit,
+    min_passes,
+)
 from headrace.planner.search.search import search
 from headrace.planner.traces.work import RULES
 from headrace.trainer.layout.schedules import SCHEDULES
