@@ -1,9 +1,9 @@
-"""Solutions whose counted memory fits.
+"""Solve a problem until the solution fits by its timelines.
 
-The bytes of a problem add up over layers, and a part of the memory does not: whole weights and
-buffers of neighbouring layers, gradients that come while activations go. So a solution is counted,
-by the timeline of its step. What a stage has beyond the sum is set aside, and the problem is solved
-again: with more aside if the solution does not fit, with less if that much was not needed.
+A problem's bytes add up over layers. Some memory does not: whole weights and buffers of
+neighbouring layers, gradients that replace activations. So timelines count every solution. The
+excess over the sum is set aside by stage, and the problem is solved again: with a larger reserve if
+the solution does not fit, with a smaller one if the reserve was not needed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .problem import Problem, Solution
 from .solve import solve
 
 TRIES = 5
-"""Amounts that are set aside, at most."""
+"""Maximum number of reserves tried."""
 CHANGES = 50
-"""Times that the numbers of a problem may change: they change with what its solutions use."""
+"""How often the problem may change: tracing what a solution uses changes it."""
 NEAR = 4e-3
-"""Part of the budget within which two amounts are alike."""
+"""Fraction of the budget within which two reserves are equal."""
 
 
 class StageMemory(Protocol):
-    """Memory of a stage."""
+    """A stage's memory."""
 
     @property
     def highest(self) -> float: ...
@@ -34,17 +34,17 @@ class StageMemory(Protocol):
 
 C = TypeVar("C", bound=StageMemory)
 Reserved = tuple[float, ...]
-"""Bytes of each stage."""
+"""Bytes by stage."""
 
 
 @dataclass(frozen=True)
 class Fit(Generic[C]):
-    """A solution that fits, with the memory of each stage."""
+    """A solution that fits, with its memory by stage."""
 
     solution: Solution
     timelines: Sequence[C]
     excess: Reserved
-    """Bytes of each stage beyond the sum of its parts."""
+    """Bytes beyond the sum, by stage."""
 
 
 def fit(
@@ -53,10 +53,10 @@ def fit(
     ceiling: float = math.inf,
     guess: Reserved = (),
 ) -> Fit[C] | None:
-    """Return the best solution below a price that was found to fit; None without one.
+    """Return the best solution below the price `ceiling` that fits by its timelines, or None.
 
-    `measure` returns None if the numbers of the problem have changed. A `guess` of the bytes to set
-    aside, such as those of a problem that is nearly alike, saves solutions.
+    `measure` returns None if the problem has changed. A `guess` of the reserve, such as a similar
+    problem's, saves tries.
     """
     problem = build_problem()
     near = NEAR * problem.budget
@@ -64,13 +64,13 @@ def fit(
     no_reserve: Reserved = (0.0,) * problem.stages
     reserved = guess or no_reserve
     insufficient: Reserved | None = None
-    """With so much aside, the solution did not fit."""
+    """Largest reserve with a solution that does not fit."""
     sufficient: Reserved | None = None
-    """With so much aside it did, or there was none."""
+    """Smallest reserve with a solution that fits, or with none."""
     num_tries = num_changes = 0
     cache: FrontierCache = {}
     improved = bool(guess)
-    """True if less was set aside than a solution that fits had."""
+    """True if the reserve was reduced after a solution that fits."""
     while num_tries < TRIES and num_changes < CHANGES:
         limit = ceiling if best is None else best.solution.price
         solution = solve(replace(problem, reserved=reserved), limit, cache)
@@ -84,7 +84,7 @@ def fit(
             if timelines is None:
                 problem, num_changes = build_problem(), num_changes + 1
                 continue
-            sizes = [each.highest for each in timelines]
+            sizes = [timeline.highest for timeline in timelines]
             excess = [size - plan.memory for size, plan in zip(sizes, solution.stages, strict=True)]
             if max(sizes) <= problem.budget:
                 best = Fit(solution, timelines, tuple(excess))

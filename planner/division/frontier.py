@@ -1,4 +1,4 @@
-"""Frontiers: selections of choices, none of which is better than another in memory and time."""
+"""Pareto frontiers of memory and time for the choices of several layers."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from .linear import ROUNDING
 from .problem import Choice, Integers, Numbers
 
 POINTS = 300
-"""Most selections of layers that are alike, in the first of two passes."""
+"""Maximum number of selections per kind, in the first of two passes."""
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Selections of choices of some layers, by rising memory and falling time."""
+    """Selections of choices for some layers, by rising memory and falling time."""
 
     memory: Numbers
     time: Numbers
     layers: int
     counts: Callable[[int], list[int]]
-    """Layers of each choice, of the selection of a number. Few are asked for of many."""
+    """Returns a selection's number of layers by choice; computed on demand, as few are needed."""
     complete: bool = True
     """False if selections were left out."""
 
 
 FrontierCache = dict[tuple[object, ...], Frontier | None]
-"""Frontiers of layers that are alike, by their choices, the number of those that are within the
-work, micro-batches alive, and layers."""
+"""Frontiers of identical layers, by their choices, the number of choices within the workspace,
+micro-batches in flight, and number of layers."""
 EMPTY = Frontier(np.zeros(1), np.zeros(1), 0, lambda _: [])
-"""The only selection of no layers."""
+"""The single selection for zero layers."""
 
 
-def layer_frontier(choices: Sequence[Choice], alive: int, workspace: float) -> Frontier | None:
-    """Return the frontier of one layer; None if no choice is within `workspace`."""
+def layer_frontier(choices: Sequence[Choice], in_flight: int, workspace: float) -> Frontier | None:
+    """Return a single layer's frontier; None if no choice is within `workspace`."""
     within = [n for n, choice in enumerate(choices) if choice.workspace <= workspace]
     if not within:
         return None
-    memory = np.array([choices[n].state + alive * choices[n].activations for n in within])
+    memory = np.array([choices[n].state + in_flight * choices[n].activations for n in within])
     time = np.array([choices[n].backward for n in within])
     chosen = _pareto_front(memory, time)
 
@@ -51,7 +51,7 @@ def layer_frontier(choices: Sequence[Choice], alive: int, workspace: float) -> F
 
 
 def join_frontiers(a: Frontier, b: Frontier, budget: float, *, alike: bool = False) -> Frontier:
-    """Return the frontier of a selection of each; `alike`: of layers of one kind."""
+    """Return the frontier of both layer sets together; with `alike`, their layers have one kind."""
     memory = (a.memory[:, None] + b.memory).ravel()
     time = (a.time[:, None] + b.time).ravel()
     if budget < np.inf:
@@ -70,7 +70,7 @@ def join_frontiers(a: Frontier, b: Frontier, budget: float, *, alike: bool = Fal
 
 
 def thin_frontier(frontier: Frontier) -> Frontier:
-    """Return the fastest selection of each of `POINTS` equal spans of the memory."""
+    """Return the fastest selection in each of `POINTS` equal memory spans."""
     if len(frontier.memory) <= POINTS:
         return frontier
     smallest, largest = frontier.memory[0], frontier.memory[-1]
@@ -85,10 +85,10 @@ def thin_frontier(frontier: Frontier) -> Frontier:
 def prune_frontiers(frontiers: Sequence[Frontier], budget: float, rate: float) -> list[Frontier]:
     """Drop selections that no optimal solution within `budget` bytes can contain.
 
-    At `rate` seconds per byte, the waste of a selection is its cost above the cheapest selection of
-    its layers. All layers together take at least the cheapest selections minus the cost of the
-    budget, plus their waste. The gap is the time of a known solution minus this lower bound without
-    waste: a selection with more waste is in no faster solution.
+    At `rate` seconds per byte, a selection's waste is its cost above the cheapest one for the same
+    layers. All layers together take at least the cheapest selections minus the budget's cost, plus
+    their waste. The gap is a known solution's time minus this lower bound without waste: a
+    selection with more waste is in no faster solution.
     """
     costs = [frontier.time + rate * frontier.memory for frontier in frontiers]
     time, spare, chosen = 0.0, budget, []
@@ -122,19 +122,20 @@ def _select(frontier: Frontier, indices: Integers) -> Frontier:
 
 
 class Prune:
-    """Exact frontiers without the selections that waste more than a gap."""
+    """Joins exact frontiers, without selections that waste more than a gap."""
 
     def __init__(self, rate: float, base: Mapping[tuple[int, int], float], gap: float) -> None:
-        """`rate` are seconds for a byte; `base` the least seconds with their bytes of a layer, by
-        its kind and the micro-batches alive."""
+        """`rate` is in seconds per byte. `base` is a layer's minimum cost, bytes included, by kind
+        and micro-batches in flight."""
         self.rate, self.base, self.gap = rate, base, gap
         self.known: FrontierCache = {}
 
-    def join_frontiers(self, a: Frontier, b: Frontier, kind: int, alive: int) -> Frontier:
-        """Return the frontier of layers of one kind from those of fewer."""
-        base = self.base[kind, alive]
+    def join_frontiers(self, a: Frontier, b: Frontier, kind: int, in_flight: int) -> Frontier:
+        """Join two frontiers for layers of one kind."""
+        base = self.base[kind, in_flight]
         a_waste, b_waste = (
-            each.time + self.rate * each.memory - base * each.layers for each in (a, b)
+            frontier.time + self.rate * frontier.memory - base * frontier.layers
+            for frontier in (a, b)
         )
         order = np.argsort(b_waste, kind="stable")
         num_partners = np.searchsorted(b_waste[order], self.gap - a_waste, side="right")
@@ -153,7 +154,7 @@ class Prune:
 def _add_counts(
     a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
 ) -> Callable[[int], list[int]]:
-    """Return the counts of joined selections of one kind."""
+    """Return the counts for joined selections of one kind."""
 
     def counts(number: int) -> list[int]:
         pairs = zip(a.counts(a_indices[number]), b.counts(b_indices[number]), strict=True)
@@ -165,15 +166,15 @@ def _add_counts(
 def _concatenate_counts(
     a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
 ) -> Callable[[int], list[int]]:
-    """Return the counts of joined selections of two kinds, one after the other."""
+    """Return the counts for joined selections of two kinds, concatenated."""
     return lambda number: a.counts(a_indices[number]) + b.counts(b_indices[number])
 
 
 def _pareto_front(memory: Numbers, time: Numbers) -> Integers:
-    """Return the entries that are faster than all others of as little memory, in rising order."""
+    """Return the indices on the Pareto front, by rising memory."""
     order = np.argsort(memory, kind="stable")  # quick: sums of two frontiers are rising runs
     fastest = np.minimum.accumulate(time[order])
     faster = order[np.append(True, fastest[1:] < fastest[:-1])[: len(order)]]
-    last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # of those of one size
+    last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # the fastest of equal sizes
     front: Integers = faster[last[: len(faster)]]
     return front

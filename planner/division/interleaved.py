@@ -1,8 +1,8 @@
-"""Divisions of interleaved schedules, whose stages have several chunks: bounds, and what fits.
+"""Bounds and minimum memory for interleaved schedules, whose stages have several chunks.
 
-No dynamic program divides the layers here: the chunks of a stage share its memory, and are not
-neighbours. So divisions are bounded one by one, and the least memory follows from a search of cuts,
-chunk by chunk, which leaves out what cannot fit.
+No dynamic program divides the layers: a stage's chunks share its memory, and are not neighbours. So
+divisions are bounded one by one. A search over cuts, chunk by chunk, finds the minimum memory; it
+prunes what cannot fit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .linear import LayerGroups, min_seconds, min_seconds_over_limits, workspace
 from .problem import Choice, Problem
 
 Counts = tuple[tuple[int, ...], ...]
-"""Layers of each kind, by chunk of a stage."""
+"""Number of layers by chunk of a stage, and kind."""
 NODES = 100_000
-"""Most beginnings of divisions that a search of the least memory tries: one or two seconds."""
+"""Maximum number of partial divisions that a search for minimum memory tries: a second or two."""
 
 
 class Stages:
-    """Bounds of the stages of a problem by their layers; remembers what it has computed."""
+    """Lower bounds on time and memory of a stage by its layers, with a cache."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -42,8 +42,10 @@ class Stages:
         return prefix
 
     def seconds(self, stage: int, counts: Counts, enough: float = -math.inf) -> float:
-        """Return a bound of the backward passes of a stage's layers, infinite if nothing fits; or
-        any number that is at least the bound, and at most `enough`."""
+        """Return a lower bound on a stage's backward seconds, infinite if nothing fits.
+
+        If the bound is at most `enough`, an overestimate up to `enough` may be returned.
+        """
         key = stage, counts
         if key not in self._seconds:
             budget, min_workspace = self._layer_budget(stage, counts)
@@ -56,7 +58,7 @@ class Stages:
         return self._seconds[key]
 
     def bytes(self, stage: int, counts: Counts) -> float:
-        """Return the least bytes of a stage with these layers."""
+        """Return a stage's minimum bytes with these layers."""
         key = stage, counts
         if key not in self._bytes:
             budget, min_workspace = self._layer_budget(stage, counts)
@@ -64,29 +66,36 @@ class Stages:
             used = self.problem.budget - budget
             self._bytes[key] = used + min(
                 workspace
-                + sum(n * self._min_bytes(kind, alive, workspace) for kind, n, alive in groups)
+                + sum(
+                    n * self._min_bytes(kind, in_flight, workspace) for kind, n, in_flight in groups
+                )
                 for workspace in self._limits(groups, min_workspace)
             )
         return self._bytes[key]
 
     def bytes_by_part(self, stage: int, counts: Counts) -> dict[str, float]:
-        """Return the least bytes of a stage by part: state, activations, working set."""
+        """Return a stage's minimum bytes by part: state, activations, working set."""
         problem, size = self.problem, self.bytes(stage, counts)
         budget, min_workspace = self._layer_budget(stage, counts)
         layers = self._layer_groups(stage, counts)
         for workspace in self._limits(layers, min_workspace):
             chosen = [
-                (n, alive, self._smallest(kind, alive, workspace)) for kind, n, alive in layers
+                (n, in_flight, self._smallest(kind, in_flight, workspace))
+                for kind, n, in_flight in layers
             ]
             if any(choice is None for _, _, choice in chosen):
                 continue
-            activations = sum(n * alive * c.activations for n, alive, c in chosen if c is not None)
+            activations = sum(
+                n * in_flight * c.activations for n, in_flight, c in chosen if c is not None
+            )
             state = sum(n * c.state for n, _, c in chosen if c is not None)
             if math.isclose(problem.budget - budget + state + activations + workspace, size):
                 break
         ends = [
-            alive * end.activations
-            for chunk, alive in zip(problem.stage_chunks(stage), problem.alive(stage), strict=True)
+            in_flight * end.activations
+            for chunk, in_flight in zip(
+                problem.stage_chunks(stage), problem.in_flight(stage), strict=True
+            )
             for end in problem.end_costs(chunk)
         ]
         activations += sum(ends)
@@ -99,31 +108,33 @@ class Stages:
     def _limits(self, groups: LayerGroups, lower_limit: float) -> list[float]:
         return workspace_limits(self.problem, {kind for kind, *_ in groups}, lower_limit)
 
-    def _smallest(self, kind: int, alive: int, workspace: float) -> Choice | None:
-        """Return the choice of least bytes with work within a limit; None without one."""
+    def _smallest(self, kind: int, in_flight: int, workspace: float) -> Choice | None:
+        """Return the smallest choice within a workspace limit; None without one."""
         choices = [c for c in self.problem.kinds[kind].choices if c.workspace <= workspace]
-        return min(choices, key=lambda c: c.state + alive * c.activations, default=None)
+        return min(choices, key=lambda c: c.state + in_flight * c.activations, default=None)
 
-    def _min_bytes(self, kind: int, alive: int, workspace: float) -> float:
-        choice = self._smallest(kind, alive, workspace)
-        return math.inf if choice is None else choice.state + alive * choice.activations
+    def _min_bytes(self, kind: int, in_flight: int, workspace: float) -> float:
+        choice = self._smallest(kind, in_flight, workspace)
+        return math.inf if choice is None else choice.state + in_flight * choice.activations
 
     def _layer_groups(self, stage: int, counts: Counts) -> list[tuple[int, int, int]]:
-        alive = self.problem.alive(stage)
+        in_flight = self.problem.in_flight(stage)
         return [
             (kind, count, n)
-            for n, by_kind in zip(alive, counts, strict=True)
+            for n, by_kind in zip(in_flight, counts, strict=True)
             for kind, count in enumerate(by_kind)
             if count
         ]
 
     def _layer_budget(self, stage: int, counts: Counts) -> tuple[float, float]:
-        """Return the bytes for layers and work, and the least work."""
+        """Return the bytes left for layers and workspace, and the minimum workspace."""
         problem = self.problem
         budget, min_workspace = problem.stage_budget(stage), 0.0
-        for chunk, alive in zip(problem.stage_chunks(stage), problem.alive(stage), strict=True):
+        for chunk, in_flight in zip(
+            problem.stage_chunks(stage), problem.in_flight(stage), strict=True
+        ):
             for end in problem.end_costs(chunk):
-                budget -= end.state + alive * end.activations
+                budget -= end.state + in_flight * end.activations
                 min_workspace = max(min_workspace, end.workspace)
         called_modules = {
             problem.kinds[kind].module
@@ -138,8 +149,11 @@ class Stages:
 
 
 class DivisionBound:
-    """Bound of one division: the passes of each stage within its memory, and those of the chunks
-    before its first one, without recompute. Infinite if a stage does not fit."""
+    """Lower bound on a division's step; infinite if a stage does not fit.
+
+    Every stage counts its passes within its memory, and the chunks before its first one without
+    recompute.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -151,7 +165,7 @@ class DivisionBound:
         self._known: dict[Cuts, float] = {}
 
     def __call__(self, cuts: Cuts, ceiling: float = math.inf) -> float:
-        """Return the bound, or a lower one that reaches the ceiling."""
+        """Return the bound, or a weaker one that reaches the ceiling."""
         if cuts not in self._known:
             quick = self._bound_without_memory(cuts)
             if quick >= ceiling:
@@ -179,7 +193,7 @@ class DivisionBound:
         bound = before = 0.0
         for stage in range(problem.stages):
             chunk_ranges = [ranges[chunk] for chunk in problem.stage_chunks(stage)]
-            counts = tuple(self.stages.counts(*each) for each in chunk_ranges)
+            counts = tuple(self.stages.counts(first, end) for first, end in chunk_ranges)
             seconds = 0.0
             for by_kind in counts:
                 seconds += sum(
@@ -200,8 +214,8 @@ class DivisionBound:
 
 
 def interleaved_estimate(problem: Problem, ceiling: float) -> float:
-    """Return the bound of the divisions that the search begins with; infinite if none fits, any
-    number from the ceiling on if none is below it."""
+    """Return the lowest bound among `initial_cuts`; infinite if none fits. Above the ceiling it is
+    not exact."""
     bound = DivisionBound(problem)
     min_bound = math.inf
     for cuts in initial_cuts(problem):
@@ -210,7 +224,7 @@ def interleaved_estimate(problem: Problem, ceiling: float) -> float:
 
 
 def initial_cuts(problem: Problem) -> set[Cuts]:
-    """Return divisions into equal numbers of layers, equal times and equal memory."""
+    """Return divisions into chunks with equal numbers of layers, equal times and equal memory."""
     chunks, layers = problem.all_chunks, len(problem.layers)
     min_sizes = [
         min(c.state + problem.stages * c.activations for c in kind.choices)
@@ -227,7 +241,7 @@ def _min_layer_times(problem: Problem) -> list[float]:
 
 
 def balance_cuts(costs: Sequence[float], chunks: int) -> Cuts:
-    """Return cuts where the sum of the costs passes equal parts of the total."""
+    """Return cuts into chunks with nearly equal sums of costs."""
     sums = list(accumulate(costs, initial=0.0))
     cuts: list[int] = []
     for chunk in range(1, chunks):
@@ -239,31 +253,31 @@ def balance_cuts(costs: Sequence[float], chunks: int) -> Cuts:
 
 @dataclass(frozen=True)
 class MinMemoryDivision:
-    """The division whose fullest stage needs the least bytes."""
+    """The division with the smallest fullest stage."""
 
     bytes: float
     cuts: Cuts | None
     """None if no division below the ceiling was found."""
     complete: bool
-    """True if no other division needs less, or it needs little enough."""
+    """True if no division needs less, or this one needs little enough."""
     nodes: int = 0
-    """Beginnings that were tried."""
+    """Number of partial divisions tried."""
 
 
 def find_min_memory_division(
     problem: Problem, ceiling: float = math.inf, enough: float = 0.0, max_nodes: int = NODES
 ) -> MinMemoryDivision:
-    """Return the division of least memory below `ceiling`; the first one of at most `enough`.
+    """Return the division with minimum memory below `ceiling`, or the first with at most `enough`.
 
-    Cuts are tried chunk by chunk. A beginning is left out if a stage already has too much, or if
-    the mean of all stages has too much with the layers that are left.
+    Cuts are tried chunk by chunk. A partial division is pruned if a stage already exceeds the best,
+    or if the mean over stages does with the remaining layers.
     """
     stages, layers, chunks = Stages(problem), len(problem.layers), problem.all_chunks
-    none = (0,) * len(problem.kinds)
+    no_counts = (0,) * len(problem.kinds)
     after = _sizes_after(problem)
     best, nodes = ceiling, 0
     cuts: Cuts | None = None
-    no_layers = tuple((none,) * problem.chunks for _ in range(problem.stages))
+    no_layers = tuple((no_counts,) * problem.chunks for _ in range(problem.stages))
     begin = tuple(stages.bytes(stage, counts) for stage, counts in enumerate(no_layers))
     todo: list[tuple[Cuts, tuple[float, ...], tuple[Counts, ...]]] = [((), begin, no_layers)]
     while todo and nodes < max_nodes:
@@ -293,23 +307,23 @@ def find_min_memory_division(
                 (*counts[:stage], tuple(stage_counts), *counts[stage + 1 :]),
             )
             following.append((imbalance, ((*done, end), *stages_after)))
-        following.sort(key=lambda each: -each[0])  # the last one is taken first
+        following.sort(key=lambda node: -node[0])  # the stack pops the last node first
         todo += [node for _, node in following]
     return MinMemoryDivision(best, cuts, best <= enough or not todo, nodes)
 
 
 def _sizes_after(problem: Problem) -> list[list[float]]:
-    """Return [chunk][layer]: the least bytes of the layers from this one on, in chunks from this
-    one on."""
-    alive = [
-        problem.alive(chunk % problem.stages)[chunk // problem.stages]
+    """Return [chunk][layer]: minimum bytes of all layers from a layer on, placed in chunks from a
+    chunk on."""
+    in_flight = [
+        problem.in_flight(chunk % problem.stages)[chunk // problem.stages]
         for chunk in range(problem.all_chunks)
     ]
     sizes_after = []
     for chunk in range(problem.all_chunks):
-        min_alive_after = min(alive[chunk:])
+        min_in_flight_after = min(in_flight[chunk:])
         sizes = [
-            min(c.state + min_alive_after * c.activations for c in kind.choices)
+            min(c.state + min_in_flight_after * c.activations for c in kind.choices)
             for kind in problem.kinds
         ]
         back = accumulate((sizes[kind] for kind in reversed(problem.layers)), initial=0.0)

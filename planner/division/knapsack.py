@@ -33,24 +33,24 @@ from .linear import ROUNDING, LayerGroups, marginal_rate, min_seconds, workspace
 from .problem import Problem, StagePlan
 
 Ranges = Sequence[tuple[int, int]]
-"""First and end of each chunk of a stage."""
+"""First and end layer, by chunk of a stage."""
 Items = Sequence[tuple[int, int, int, int]]
-"""Chunk, kind, micro-batches alive, and layers."""
+"""Chunk, kind, micro-batches in flight, and number of layers."""
 
 
 class Knapsack:
-    """Best choices of the stages of a problem; remembers what it has computed."""
+    """Best choices for the stages of a problem, with a cache."""
 
     def __init__(self, problem: Problem, cache: FrontierCache | None = None) -> None:
-        """`cache` are frontiers of problems that may have the same choices."""
+        """`cache` has frontiers of problems that may have the same choices."""
         self.problem = problem
         self.choices = [
             tuple((c.backward, c.state, c.activations, c.workspace) for c in kind.choices)
             for kind in problem.kinds
         ]
-        """Choices of each kind, without their names."""
+        """Choices without names, by kind."""
         self.same = [self.choices.index(choices) for choices in self.choices]
-        """First kind with the same choices, by kind: calls of different shared blocks are alike."""
+        """First kind with the same choices, by kind: calls of different shared blocks are equal."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
         self._cache = {} if cache is None else cache
         self._prune: Prune | None = None
@@ -71,7 +71,7 @@ class Knapsack:
 
     def _solve_stage(self, stage: int, counts: Sequence[tuple[int, ...]]) -> StagePlan | None:
         problem = self.problem
-        chunks, alive = problem.stage_chunks(stage), problem.alive(stage)
+        chunks, in_flight = problem.stage_chunks(stage), problem.in_flight(stage)
         fixed = [list(problem.end_costs(chunk)) for chunk in chunks]
         modules = {
             kind.module
@@ -79,26 +79,28 @@ class Knapsack:
             for kind, count in zip(problem.kinds, by_kind, strict=True)
             if count and kind.module is not None
         }
-        state = sum(each.state for ends in fixed for each in ends)
+        state = sum(end.state for ends in fixed for end in ends)
         state += sum(problem.modules[number].state for number in modules)
         activations = sum(
-            n * each.activations for n, ends in zip(alive, fixed, strict=True) for each in ends
+            n * end.activations for n, ends in zip(in_flight, fixed, strict=True) for end in ends
         )
-        update = sum(each.update for ends in fixed for each in ends)
+        update = sum(end.update for ends in fixed for end in ends)
         update += sum(problem.modules[number].update for number in modules)
         update += sum(
             count * kind.update
             for by_kind in counts
             for kind, count in zip(problem.kinds, by_kind, strict=True)
         )
-        min_workspace = max((each.workspace for ends in fixed for each in ends), default=0.0)
+        min_workspace = max((end.workspace for ends in fixed for end in ends), default=0.0)
         counts_by_choices: dict[tuple[int, int], int] = {}
         for chunk, by_kind in enumerate(counts):
             for kind, count in enumerate(by_kind):
                 if count:
                     key = chunk, self.same[kind]
                     counts_by_choices[key] = counts_by_choices.get(key, 0) + count
-        items = [(chunk, kind, alive[chunk], n) for (chunk, kind), n in counts_by_choices.items()]
+        items = [
+            (chunk, kind, in_flight[chunk], n) for (chunk, kind), n in counts_by_choices.items()
+        ]
         items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
         budget = problem.stage_budget(stage) - state - activations
         best = self._fastest(items, budget, min_workspace)
@@ -116,14 +118,14 @@ class Knapsack:
         split: list[list[tuple[int, ...]]] = [
             [(0,) * len(kind.choices) for kind in problem.kinds] for _ in chunks
         ]
-        forward = [sum(each.forward for each in ends) for ends in fixed]
-        backward = [sum(each.backward for each in ends) for ends in fixed]
+        forward = [sum(end.forward for end in ends) for ends in fixed]
+        backward = [sum(end.backward for end in ends) for ends in fixed]
         unassigned: dict[tuple[int, int], list[int]] = {}
         start = 0
         for chunk, kind, *_ in items:
-            end = start + len(problem.kinds[kind].choices)
-            unassigned[chunk, kind] = chosen[start:end]
-            start = end
+            end_choice = start + len(problem.kinds[kind].choices)
+            unassigned[chunk, kind] = chosen[start:end_choice]
+            start = end_choice
         for chunk, by_kind in enumerate(counts):
             for kind, count in enumerate(by_kind):
                 if not count:
@@ -147,7 +149,7 @@ class Knapsack:
     def _limits(
         self, items: Items, budget: float, min_workspace: float
     ) -> list[tuple[float, float]]:
-        """Return bounds of the time, least first, with the limit of the work that each is for."""
+        """Return lower bounds on the time with their workspace limits, in rising order."""
         groups = group_layers(items)
         limits = workspace_limits(self.problem, {kind for kind, *_ in groups}, min_workspace)
         return sorted(
@@ -162,10 +164,10 @@ class Knapsack:
         time = memory = 0.0
         workspace = min_workspace
         chosen: list[int] = []
-        for _, kind, alive, count in items:
+        for _, kind, in_flight, count in items:
             choices = self.problem.kinds[kind].choices
             numbers = range(len(choices))
-            sizes = [choice.state + alive * choice.activations for choice in choices]
+            sizes = [choice.state + in_flight * choice.activations for choice in choices]
             number = min(numbers, key=lambda n, c=choices, s=sizes: (c[n].backward, s[n]))  # type: ignore[misc]
             time += count * choices[number].backward
             memory += count * sizes[number]
@@ -178,7 +180,7 @@ class Knapsack:
     def _solve_within(
         self, items: Items, budget: float, workspace: float, bound: float
     ) -> tuple[float, float, list[int]] | None:
-        """Return the least time within the budget, whose bound by linear programming is known."""
+        """Return the minimum time within the budget; `bound` is its bound by linear programming."""
         self._thin = False
         quick = self._select(items, budget, workspace)
         if quick is None or not self._thin or quick[0] <= bound * (1 + ROUNDING):
@@ -186,15 +188,16 @@ class Knapsack:
         groups = group_layers(items)
         rate = marginal_rate(self.problem, groups, budget, workspace)
         base_costs = {
-            (kind, alive): min(
-                choice.backward + rate * (choice.state + alive * choice.activations)
+            (kind, in_flight): min(
+                choice.backward + rate * (choice.state + in_flight * choice.activations)
                 for choice in self.problem.kinds[kind].choices
                 if choice.workspace <= workspace
             )
-            for _, kind, alive, _ in items
+            for _, kind, in_flight, _ in items
         }
         lower_bound = (
-            sum(count * base_costs[kind, alive] for _, kind, alive, count in items) - rate * budget
+            sum(count * base_costs[kind, in_flight] for _, kind, in_flight, count in items)
+            - rate * budget
         )
         gap = quick[0] - lower_bound + ROUNDING * quick[0]
         self._prune = Prune(rate, base_costs, gap)
@@ -207,10 +210,10 @@ class Knapsack:
     def _select(
         self, items: Items, budget: float, workspace: float
     ) -> tuple[float, float, list[int]] | None:
-        """Return the least time within the budget: time, memory, counts of each item in turn."""
+        """Return the minimum time within the budget, its memory, and counts by item and choice."""
         frontiers: list[Frontier] = []
-        for _, kind, alive, count in items:
-            frontier = self._kind_frontier(kind, alive, count, workspace)
+        for _, kind, in_flight, count in items:
+            frontier = self._kind_frontier(kind, in_flight, count, workspace)
             if frontier is None:
                 return None
             frontiers.append(frontier)
@@ -220,7 +223,7 @@ class Knapsack:
         joined, last = EMPTY, frontiers[-1]
         for frontier in frontiers[:-1]:
             joined = join_frontiers(joined, frontier, budget)
-        # Of the last kind, the fastest selection that fits beside each of the others.
+        # Pair every joined selection with the last kind's fastest one that still fits.
         partners = np.searchsorted(last.memory, budget - joined.memory, side="right") - 1
         [fits] = np.nonzero(partners >= 0)
         if not len(fits):
@@ -232,38 +235,38 @@ class Knapsack:
         return float(times.min()), float(joined.memory[index] + last.memory[last_index]), counts
 
     def _kind_frontier(
-        self, kind: int, alive: int, count: int, workspace: float
+        self, kind: int, in_flight: int, count: int, workspace: float
     ) -> Frontier | None:
         """Return the frontier of `count` layers of a kind; None if no choice fits `workspace`."""
         limit = bisect_right(
             self.problem.kinds[kind].workspaces, workspace
-        )  # others allow the same choices
-        key = self.choices[kind], limit, alive, count
+        )  # limits in between allow the same choices
+        key = self.choices[kind], limit, in_flight, count
         cache = self._cache if self._prune is None else self._prune.known
         if key not in cache:
-            cache[key] = self._multiply(kind, alive, count, workspace)
+            cache[key] = self._multiply(kind, in_flight, count, workspace)
         frontier = cache[key]
         self._thin |= frontier is not None and not frontier.complete
         return frontier
 
-    def _multiply(self, kind: int, alive: int, count: int, workspace: float) -> Frontier | None:
+    def _multiply(self, kind: int, in_flight: int, count: int, workspace: float) -> Frontier | None:
         if count == 1:
-            return layer_frontier(self.problem.kinds[kind].choices, alive, workspace)
-        half = self._kind_frontier(kind, alive, count // 2, workspace)
-        remainder = self._kind_frontier(kind, alive, count - count // 2, workspace)
+            return layer_frontier(self.problem.kinds[kind].choices, in_flight, workspace)
+        half = self._kind_frontier(kind, in_flight, count // 2, workspace)
+        remainder = self._kind_frontier(kind, in_flight, count - count // 2, workspace)
         if half is None or remainder is None:
             return None
         if self._prune is None:
             return thin_frontier(join_frontiers(half, remainder, np.inf, alike=True))
-        return self._prune.join_frontiers(half, remainder, kind, alive)
+        return self._prune.join_frontiers(half, remainder, kind, in_flight)
 
 
 def group_layers(items: Items) -> LayerGroups:
-    return [(kind, count, alive) for _, kind, alive, count in items]
+    return [(kind, count, in_flight) for _, kind, in_flight, count in items]
 
 
 def _take_layers(numbers: list[int], count: int) -> tuple[int, ...]:
-    """Take so many layers from those of each choice."""
+    """Take `count` layers, first choices first."""
     taken_counts = []
     for choice, n in enumerate(numbers):
         taken = min(n, count)

@@ -1,8 +1,8 @@
-"""Least backward time of a stage's layers by linear programming: a bound of their exact choices.
+"""Minimum backward time of a stage's layers by linear programming: a lower bound on exact choices.
 
-The layers that do not fit take the choices that save most memory for each second, fractions of
-layers included. Memory has a part that adds up over layers, and a greatest part, the work: each
-limit of the work has its own choices, and leaves its own budget for the other part.
+Layers that do not fit take the choices that save most memory per second, in fractions of layers.
+State and activations add up over layers, while only the largest workspace counts: every workspace
+limit allows its own choices, and leaves its own budget for the sum.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import numpy as np
 from .problem import Choice, Hull, Integers, LayerKind, Numbers, Problem
 
 ROUNDING = 1e-9
-"""Part of the budget by which rounded sums may exceed it."""
+"""Fraction of the budget by which rounded sums may exceed it."""
 
 LayerGroups = Sequence[tuple[int, int, int]]
-"""Kind, layers of it, and micro-batches that they have alive."""
+"""Kind, number of layers, and their micro-batches in flight."""
 
 
-def hull(kind: LayerKind, alive: int, limit: float) -> Hull | None:
-    """Return the fastest choice with work within `limit`, and the lower hull; None without one."""
-    key = alive, bisect_right(kind.workspaces, limit)
+def hull(kind: LayerKind, in_flight: int, limit: float) -> Hull | None:
+    """Return the lower hull of the choices with workspaces within `limit`; None without any."""
+    key = in_flight, bisect_right(kind.workspaces, limit)
     if key not in kind.hulls:
-        kind.hulls[key] = _hull([c for c in kind.choices if c.workspace <= limit], alive)
+        kind.hulls[key] = _hull([c for c in kind.choices if c.workspace <= limit], in_flight)
     return kind.hulls[key]
 
 
-def _hull(choices: Iterable[Choice], alive: int) -> Hull | None:
+def _hull(choices: Iterable[Choice], in_flight: int) -> Hull | None:
     points: list[tuple[float, float]] = []
-    for seconds, size in sorted((c.backward, c.state + alive * c.activations) for c in choices):
+    for seconds, size in sorted((c.backward, c.state + in_flight * c.activations) for c in choices):
         if points and size >= points[-1][1]:
             continue
-        while len(points) > 1:  # each choice costs more for a byte saved than the one before
+        while len(points) > 1:  # slopes rise along the hull
             (first_seconds, first_size), (last_seconds, last_size) = points[-2:]
             if (seconds - last_seconds) * (first_size - last_size) > (
                 last_seconds - first_seconds
@@ -57,14 +57,14 @@ def _hull(choices: Iterable[Choice], alive: int) -> Hull | None:
 def min_seconds(
     problem: Problem, groups: LayerGroups, budget: float, limit: float = math.inf
 ) -> float:
-    """Return the least backward time of these layers by linear programming, with choices whose work
-    is within `limit`; infinite if they exceed the budget."""
+    """Return the minimum backward time by linear programming, with workspaces within `limit`;
+    infinite if the layers exceed the budget."""
     total, excess = 0.0, -budget
     kind_segments = []
-    for kind, count, alive in groups:
+    for kind, count, in_flight in groups:
         if not count:
             continue
-        kind_hull = hull(problem.kinds[kind], alive, limit)
+        kind_hull = hull(problem.kinds[kind], in_flight, limit)
         if kind_hull is None:
             return math.inf
         seconds, size, segments = kind_hull
@@ -84,10 +84,10 @@ def min_seconds(
 
 
 def marginal_rate(problem: Problem, groups: LayerGroups, budget: float, limit: float) -> float:
-    """Return the seconds of the last byte that `min_seconds` saves; 0 if everything fits."""
+    """Return the seconds per byte that `min_seconds` pays last; 0 if everything fits."""
     excess, segments = -budget, []
-    for kind, count, alive in groups:
-        kind_hull = hull(problem.kinds[kind], alive, limit)
+    for kind, count, in_flight in groups:
+        kind_hull = hull(problem.kinds[kind], in_flight, limit)
         assert kind_hull is not None, "the bound is finite"
         _, size, kind_segments = kind_hull
         excess += count * size
@@ -101,8 +101,8 @@ def marginal_rate(problem: Problem, groups: LayerGroups, budget: float, limit: f
 
 
 def workspace_limits(problem: Problem, kinds: Iterable[int], lower_limit: float) -> list[float]:
-    """Return the limits of the work that stages with layers of these kinds may have, in rising
-    order: limits between them allow the same choices, and leave less budget."""
+    """Return the workspace limits to try for these kinds, in rising order. Limits in between allow
+    the same choices, and leave less budget."""
     workspaces = {
         workspace
         for kind in kinds
@@ -137,14 +137,13 @@ def min_seconds_over_limits(
 
 
 def min_backward(
-    problem: Problem, counts: Integers, alive: int, budget: Numbers, limit: float
+    problem: Problem, counts: Integers, in_flight: int, budget: Numbers, limit: float
 ) -> Numbers:
-    """Return `min_seconds` of so many layers of each kind [ranges, kinds], in the budget of each
-    range."""
+    """Return `min_seconds` by range; `counts` has layers [ranges, kinds], `budget` bytes."""
     time, excess = np.zeros(len(counts)), -budget
     segments: list[tuple[float, int, float]] = []
     for number in range(len(problem.kinds)):
-        kind_hull = hull(problem.kinds[number], alive, limit)
+        kind_hull = hull(problem.kinds[number], in_flight, limit)
         if kind_hull is None:
             time = np.where(counts[:, number] > 0, np.inf, time)
             continue

@@ -1,13 +1,13 @@
-"""A planning problem in numbers: layers of a few kinds, stages, a schedule, a memory budget.
+"""A planning problem in numbers: layers by kind, stages, a schedule, a memory budget.
 
-A *division* cuts the layers into chunks; a *choice* says how a layer runs: what it recomputes, and
-what it keeps. The price of both is the simulated time of a step:
+A *division* cuts the layers into chunks. A *choice* says how a layer runs: what it recomputes and
+saves. The price of both is a simulated step's time:
 
     price = max over stages (end of the stage's last pass + its update)
 
-Choices of a kind differ in their backward pass alone, because recomputation and second gathers run
-there. So among choices that fit into memory, the ones of least backward time are best, whatever the
-other stages do: a longer pass never shortens a schedule.
+A kind's choices differ in the backward pass alone, where recomputation and second gathers run. So
+among choices that fit into memory, those with the shortest backward time are best, whatever the
+remaining stages do: a longer pass never shortens a schedule.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 Hull = tuple[float, float, list[tuple[float, float]]]
-"""Seconds and bytes of a kind's fastest choice; from it on the lower hull of the other choices, as
-seconds for each byte saved, and bytes saved."""
+"""Seconds and bytes of a kind's fastest choice, then segments along the lower hull: seconds per
+byte saved, and bytes saved."""
 
 
 class Choice(NamedTuple):
@@ -42,9 +42,9 @@ class Choice(NamedTuple):
     state: float = 0.0
     """Bytes for the whole step: state."""
     activations: float = 0.0
-    """Bytes from the forward to the backward pass of each micro-batch."""
+    """Bytes per micro-batch, from its forward to its backward pass."""
     workspace: float = 0.0
-    """Bytes while a pass of this layer runs; of a stage's layers, one runs at a time."""
+    """Bytes while this layer runs; a stage runs one layer at a time."""
     name: Any = None
     """Label for the caller."""
 
@@ -56,19 +56,18 @@ class LayerKind:
     forward: float
     choices: tuple[Choice, ...]
     update: float = 0.0
-    """Seconds of a step outside the passes: messages and the optimizer."""
+    """Seconds outside the passes, once per step: messages and the optimizer."""
     module: int | None = None
     """Shared module that the layer calls."""
 
     @cached_property
     def workspaces(self) -> list[float]:
-        """Work of the choices, in rising order."""
+        """Workspaces of the choices, in rising order."""
         return sorted(choice.workspace for choice in self.choices)
 
     @cached_property
     def hulls(self) -> dict[tuple[int, int], Hull | None]:
-        """Hulls of the choices, by micro-batches alive and the number of choices whose work is
-        within the limit."""
+        """Hulls by micro-batches in flight and the number of choices within a workspace limit."""
         return {}
 
 
@@ -88,24 +87,24 @@ class FixedCosts:
 class Problem:
     kinds: tuple[LayerKind, ...]
     layers: tuple[int, ...]
-    """Kind of each layer."""
+    """Kind of every layer."""
     micro_batches: int
     budget: float
-    """Bytes of a rank."""
+    """Bytes per rank."""
     stages: int = 1
     chunks: int = 1
-    """Chunks of a stage."""
+    """Chunks per stage."""
     schedule: Schedule = PLAIN
     message: float = 0.0
-    """Seconds from a stage to the next."""
+    """Seconds from one stage to the next."""
     first: FixedCosts = FixedCosts()
     """Added to the first chunk."""
     last: FixedCosts = FixedCosts()
     """Added to the last chunk."""
     modules: tuple[FixedCosts, ...] = ()
-    """Shared modules: `state` and `update` count once on each stage that calls them."""
+    """Shared modules: `state` and `update` count once on every stage that calls them."""
     reserved: tuple[float, ...] = ()
-    """Bytes of each stage that are set aside: nothing of the problem may take them."""
+    """Bytes by stage that are set aside: the problem may not use them."""
 
     def __post_init__(self) -> None:
         assert self.stages * self.chunks <= len(self.layers), "each chunk has a layer"
@@ -116,14 +115,14 @@ class Problem:
 
     @cached_property
     def counts(self) -> Integers:
-        """[layers + 1, kinds]: layers of each kind before each layer."""
+        """[layers + 1, kinds]: number of layers by kind before every layer."""
         counts = np.zeros((len(self.layers) + 1, len(self.kinds)), dtype=np.int64)
         counts[np.arange(1, len(self.layers) + 1), self.layers] = 1
         return counts.cumsum(axis=0)
 
     @cached_property
     def layer_counts(self) -> list[int]:
-        """Layers of each kind."""
+        """Number of layers by kind."""
         return [self.layers.count(kind) for kind in range(len(self.kinds))]
 
     @cached_property
@@ -133,11 +132,11 @@ class Problem:
         return [module for number, module in enumerate(self.modules) if number in numbers]
 
     def stage_budget(self, stage: int) -> float:
-        """Return the bytes of a rank of a stage."""
+        """Return the bytes per rank on a stage."""
         return self.budget - (self.reserved[stage] if self.reserved else 0.0)
 
     def ranges(self, cuts: Cuts) -> list[tuple[int, int]]:
-        """Return the first and the end of each chunk."""
+        """Return first and end layer, by chunk."""
         return list(pairwise((0, *cuts, len(self.layers))))
 
     def stage_chunks(self, stage: int) -> range:
@@ -150,15 +149,17 @@ class Problem:
         if chunk == self.all_chunks - 1:
             yield self.last
 
-    def alive(self, stage: int) -> tuple[int, ...]:
-        """Return the most micro-batches that each chunk of a stage has alive."""
-        return alive(self.schedule, self.stages, self.chunks, self.micro_batches)[stage]
+    def in_flight(self, stage: int) -> tuple[int, ...]:
+        """Return the maximum number of micro-batches in flight, by chunk of a stage."""
+        return count_in_flight(self.schedule, self.stages, self.chunks, self.micro_batches)[stage]
 
     @property
-    def min_alive(self) -> int:
-        """The least of all stages and chunks."""
-        alive_by_stage = alive(self.schedule, self.stages, self.chunks, self.micro_batches)
-        return min(min(chunks) for chunks in alive_by_stage)
+    def min_in_flight(self) -> int:
+        """Minimum over stages and chunks."""
+        in_flight_by_stage = count_in_flight(
+            self.schedule, self.stages, self.chunks, self.micro_batches
+        )
+        return min(min(chunks) for chunks in in_flight_by_stage)
 
     def orders(self) -> Orders:
         return orders(self.schedule, self.stages, self.chunks, self.micro_batches)
@@ -170,10 +171,10 @@ def orders(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> 
 
 
 @lru_cache(maxsize=4096)
-def alive(
+def count_in_flight(
     schedule: Schedule, stages: int, chunks: int, micro_batches: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the most micro-batches alive in each chunk, by stage."""
+    """Return the maximum number of micro-batches in flight, by stage and chunk."""
     return tuple(
         schedule.in_flight(stage, stages, chunks, micro_batches) for stage in range(stages)
     )
@@ -181,15 +182,15 @@ def alive(
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The choices of a stage, and their costs."""
+    """Choices on a stage, and their costs."""
 
     forward: tuple[float, ...]
-    """Seconds of each chunk of the stage."""
+    """Seconds by chunk of the stage."""
     backward: tuple[float, ...]
     update: float
     memory: float
     counts: tuple[tuple[tuple[int, ...], ...], ...]
-    """Layers of each chunk, by kind, by choice."""
+    """Number of layers by chunk, kind and choice."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class Solution:
     cuts: Cuts
     stages: tuple[StagePlan, ...]
     bound: float
-    """No solution of the problem costs less: equal to the price where the search was complete."""
+    """Lower bound on every solution's price; equal to the price if the search was complete."""
 
 
 def price(problem: Problem, stages: Sequence[StagePlan]) -> float:

@@ -26,20 +26,22 @@ from .linear import ROUNDING
 from .problem import Problem, Solution, StagePlan, price
 
 EVENTS = 200_000
-"""Most simulated passes of a problem: about half a second."""
+"""Maximum number of simulated passes per problem: about half a second."""
 MIN_PRICED, MAX_PRICED = 4, 200
-"""Least divisions that are priced, however many passes a step has, and most of them."""
+"""Minimum and maximum number of divisions priced, whatever the passes per step."""
 MOVES = 4
-"""Neighbours of a division of an interleaved schedule that are priced, least bound first."""
+"""Neighbours of an interleaved division that are priced, lowest bound first."""
 FEW = 500
-"""Divisions of an interleaved schedule that are all tried."""
+"""Maximum number of interleaved divisions that are all tried."""
 
 
 def solve(
     problem: Problem, ceiling: float = math.inf, cache: FrontierCache | None = None
 ) -> Solution | None:
-    """Return the best division and choices below a price; None if there are none. `cache` are
-    frontiers of problems that are nearly alike."""
+    """Return the best division and choices below the price `ceiling`, or None.
+
+    `cache` has frontiers of similar problems.
+    """
     pricing = Pricing(problem, cache)
     if problem.all_chunks == 1:
         pricing.price_cuts(())
@@ -55,7 +57,7 @@ def solve(
 
 
 class Pricing:
-    """Prices of divisions, and the best so far."""
+    """Prices divisions, and keeps the best."""
 
     def __init__(self, problem: Problem, cache: FrontierCache | None) -> None:
         self.problem = problem
@@ -91,7 +93,7 @@ class Pricing:
 
 
 def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
-    """Price divisions in the order of their bounds; return the bound of those that are left."""
+    """Price divisions in the order of their bounds; return the lowest bound of the remaining."""
     bounds = Bounds(problem)
     p, hop = problem.stages, 2 * problem.message
     # (bound, stages that have layers, cuts, passes of those stages, bound of their steps)
@@ -112,7 +114,7 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
         steps = np.maximum(step, passed + bounds.alone[stage, first])
         after = passed + times + (hop if stage < p - 1 else 0.0)
         update = bounds.first_updates[cuts[0]] if cuts else bounds.first_updates
-        step_bounds = np.maximum(steps, after + bounds.rest[stage + 1]) + update
+        step_bounds = np.maximum(steps, after + bounds.remaining[stage + 1]) + update
         for end in np.flatnonzero(step_bounds < min(pricing.best, ceiling)):
             node = (*cuts, int(end)), float(after[end]), float(steps[end])
             heapq.heappush(heap, (float(step_bounds[end]), stage + 1, *node))

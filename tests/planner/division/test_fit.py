@@ -28,7 +28,7 @@ def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) 
     layers have given back what they kept. Weights of a neighbour add three bytes."""
     found = []
     for stage, (first, end) in enumerate(problem.ranges(cuts)):
-        [alive] = problem.alive(stage)
+        [alive] = problem.in_flight(stage)
         parts = [*choices[first:end], *problem.end_costs(stage)]
         held = sum(part.state for part in parts)
         modules = {problem.kinds[problem.layers[layer]].module for layer in range(first, end)}

@@ -135,7 +135,9 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     file = asks.hardware.file
     overhead = Overhead(operation=1e-3, step=0.0, source=file.device.source)
     plain = asks.costs(Machine(asks.hardware, "fp32"), asks.phases[0])
-    slow = plain.on(Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32"))
+    slow = plain.replace_machine(
+        Machine(Hardware(replace(file, overhead=overhead), "slow.yaml"), "fp32")
+    )
     layer = plain.kinds[0]
     ahead, back = (
         sum(work.count for work in each if work.kind == "launch")

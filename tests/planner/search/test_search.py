@@ -20,7 +20,14 @@ from headrace.planner.division.bounds import Bounds, find_min_memory_cuts, quick
 from headrace.planner.division.frontier import Frontier, prune_frontiers
 from headrace.planner.division.knapsack import Knapsack
 from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
-from headrace.planner.division.problem import Choice, LayerKind, Problem, StagePlan, alive, price
+from headrace.planner.division.problem import (
+    Choice,
+    LayerKind,
+    Problem,
+    StagePlan,
+    count_in_flight,
+    price,
+)
 from headrace.planner.division.solve import solve
 from headrace.trainer.layout.cuts import even_cuts
 from headrace.trainer.layout.schedules import SCHEDULES
@@ -196,7 +203,7 @@ def test_a_longer_pass_never_shortens_a_step(seed: int, stage: int, field: str) 
 def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batches: int) -> None:
     """Capped micro-batches give the same numbers as all of them."""
     chunks = 2 if schedule == "interleaved" else 1
-    found = alive(SCHEDULES[schedule], 4, chunks, micro_batches)
+    found = count_in_flight(SCHEDULES[schedule], 4, chunks, micro_batches)
     for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
         for number, chunk in enumerate(range(stage, 4 * chunks, 4)):
             own = [action for action in order if action.chunk == chunk]

@@ -104,7 +104,7 @@ def least_bytes(problem: Problem) -> float:
 
 def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[float]:
     """Yield the bytes of each assignment of choices to a stage's layers."""
-    own, alive = problem.stage_chunks(stage), problem.alive(stage)
+    own, alive = problem.stage_chunks(stage), problem.in_flight(stage)
     layers = [
         (chunk, problem.kinds[problem.layers[layer]])
         for chunk, number in enumerate(own)
@@ -122,7 +122,7 @@ def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Itera
 
 def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:
     """Yield the costs of each assignment of choices to a stage's layers that fits."""
-    own, alive = problem.stage_chunks(stage), problem.alive(stage)
+    own, alive = problem.stage_chunks(stage), problem.in_flight(stage)
     layers = [
         (chunk, problem.kinds[problem.layers[layer]])
         for chunk, number in enumerate(own)
