@@ -53,6 +53,13 @@ class Grid:
         layout = self.layout
         return Degrees(dp=self.shape.dp, tp=layout.tp, cp=layout.cp, ep=layout.ep)
 
+    @property
+    def has_early_gradients(self) -> bool:
+        """True if gradients exist while micro-batches are in flight."""
+        layout, micro_batches = self.layout, self.shape.micro_batches
+        schedule = layout.pipeline_schedule
+        return micro_batches > schedule.warm_up(layout.pp, layout.chunks, micro_batches)
+
     def settings(self) -> dict[str, Any]:
         """Return all settings by name, for people and for `--explain`."""
         layout, engine = self.layout, self.engine

@@ -246,7 +246,7 @@ class Costs:
         are left out.
         """
         shape, layout = grid.shape, grid.layout
-        early_gradients = has_early_gradients(grid)
+        early_gradients = grid.has_early_gradients
         fastest = self.fastest_problem(grid, simulate=simulate)
         forms = self._forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, early_gradients) for first, *_ in forms]
@@ -387,13 +387,6 @@ class Costs:
             [plan.sequence for plan in layer_plans],
             every=every,
         )
-
-
-def has_early_gradients(grid: Grid) -> bool:
-    """Return True if gradients exist while micro-batches are in flight."""
-    layout, micro_batches = grid.layout, grid.shape.micro_batches
-    schedule = layout.pipeline_schedule
-    return micro_batches > schedule.warm_up(layout.pp, layout.chunks, micro_batches)
 
 
 def _split(grid: Grid, sequence: bool) -> Split:

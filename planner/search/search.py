@@ -30,7 +30,7 @@ from ..division.pricing import price_division
 from ..division.problem import Problem, Solution
 from ..grid.grid import Grid, LayoutShape, enumerate_shapes
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
-from ..prices.layers import Costs, has_early_gradients
+from ..prices.layers import Costs
 from .exchange import PricedPlan, exchange_choices
 from .outcome import Candidate, Outcome, choices_by_layer
 from .proof.min_memory import FittingPlan, build_floors, prove
@@ -191,7 +191,7 @@ class LayoutSearch:
     def _problem(self, grid: Grid) -> Problem:
         """Return the problem of a layout whose state fits. Only whether gradients are alive before
         the end distinguishes the costs of schedules."""
-        key = id(grid.shape), id(grid.engine), has_early_gradients(grid)
+        key = id(grid.shape), id(grid.engine), grid.has_early_gradients
         if key not in self._problems:
             self._problems[key] = self.costs.problem(grid, self.budget, simulate=self.simulate)
         return scheduled(self._problems[key], grid)
