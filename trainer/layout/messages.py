@@ -3,11 +3,12 @@
     stage 0    F0 F1 B0 F2 B1 …    F1 sends its stream to stage 1
     stage 1    F0 B0 F1 B1 …       F1 receives it; a message of B1 proves to stage 0 that it arrived
 
-Messages of a kind from a stage arrive in the order of the sender's actions. A message for a later
-action is received early, and buffered.
+A stage's messages of a kind arrive in the order of its actions. An action that needs a later
+message receives those before it too; they are kept for the actions that need them.
 
-A sender keeps a message until it has arrived. Gloo says so only to a rank that waits, so another
-message is the proof: when stage B's action sends, B has everything that this action received.
+A sender keeps a message until it has arrived. On gloo, a rank learns this only if it waits, so a
+message in return is the proof: a stage that sends one has received everything that its actions
+needed so far.
 """
 
 from __future__ import annotations
@@ -33,40 +34,54 @@ class ActionMessages:
 
 
 def messages_by_action(orders: Orders, stage: int) -> dict[StageAction, ActionMessages]:
-    """Return a stage's messages, by action."""
-    last = max((action.chunk for order in orders for action in order), default=0)
-    due = {kind: _due(kind, orders, stage, last) for kind in HOPS}
-    early: set[StageAction] = set()
-    reached: dict[int, int] = {}
-    """Index of the last action from which a message came, by sending stage."""
-    waiting: list[tuple[StageAction, int, int]] = []
-    """Actions whose message is on its way, with the receiver's stage and action index."""
+    """Return the messages of a stage's actions, in the order in which it runs them."""
+    indices = {action: index for order in orders for index, action in enumerate(order)}
+    """Index of each action among those of its stage."""
+    incoming = {kind: _iterate_incoming(kind, orders, stage) for kind in HOPS}
+    received: set[StageAction] = set()
+    last_sender_index: dict[int, int] = {}
+    """Index of the last action from which a message came, by stage."""
+    in_transit: dict[StageAction, StageAction] = {}
+    """The receiver of each message that has not been proved to arrive, by sender."""
     messages = {}
     for action in orders[stage]:
-        received = []
-        if 0 <= action.chunk - HOPS[action.kind] <= last:
-            while action not in early:
-                receiver, sender, index = next(due[action.kind])
-                reached[sender] = max(index, reached.get(sender, -1))
-                early.add(receiver)
-                received.append(receiver)
-        arrived = [sent for sent, target, index in waiting if index <= reached.get(target, -1)]
-        waiting = [message for message in waiting if message[0] not in arrived]
-        messages[action] = ActionMessages(received, arrived)
-        chunk = action.chunk + HOPS[action.kind]
-        if 0 <= chunk <= last:
-            target = chunk % len(orders)
-            index = orders[target].index(StageAction(action.kind, chunk, action.micro))
-            waiting.append((action, target, index))
+        receivers = []
+        if _sender(action) in indices:
+            while action not in received:
+                sender, receiver = next(incoming[action.kind])
+                sending_stage = sender.chunk % len(orders)
+                last_sender_index[sending_stage] = max(
+                    indices[sender], last_sender_index.get(sending_stage, -1)
+                )
+                received.add(receiver)
+                receivers.append(receiver)
+        arrived = [
+            sender
+            for sender, receiver in in_transit.items()
+            if indices[receiver] <= last_sender_index.get(receiver.chunk % len(orders), -1)
+        ]
+        for sender in arrived:
+            del in_transit[sender]
+        messages[action] = ActionMessages(receivers, arrived)
+        receiver = _receiver(action)
+        if receiver in indices:
+            in_transit[action] = receiver
     return messages
 
 
-def _due(
-    kind: Kind, orders: Orders, stage: int, last: int
-) -> Iterator[tuple[StageAction, int, int]]:
-    """Yield the receiving action of each message, with the sender's stage and action index."""
-    sender = (stage - HOPS[kind]) % len(orders)
-    for index, action in enumerate(orders[sender]):
-        chunk = action.chunk + HOPS[kind]
-        if action.kind == kind and 0 <= chunk <= last:
-            yield StageAction(kind, chunk, action.micro), sender, index
+def _iterate_incoming(
+    kind: Kind, orders: Orders, stage: int
+) -> Iterator[tuple[StageAction, StageAction]]:
+    """Yield (sender, receiver) of a stage's incoming messages, in order of arrival."""
+    needed = {_sender(action): action for action in orders[stage] if action.kind == kind}
+    for sender in orders[(stage - HOPS[kind]) % len(orders)]:
+        if sender in needed:
+            yield sender, needed[sender]
+
+
+def _sender(action: StageAction) -> StageAction:
+    return StageAction(action.kind, action.chunk - HOPS[action.kind], action.micro)
+
+
+def _receiver(action: StageAction) -> StageAction:
+    return StageAction(action.kind, action.chunk + HOPS[action.kind], action.micro)

@@ -51,43 +51,44 @@ def simulate(
 ) -> StepTimeline:
     """Simulate a step; raise Deadlock if stages wait in a cycle.
 
-    `costs` has the times of a pass, by chunk; `message` that of a hop between chunks: one time, or
-    a list with the hop after each chunk but the last.
+    `costs` has the times of a pass, by chunk. `message` is the time of a message between
+    neighbouring chunks: one time, or a list in which number c is between chunks c and c + 1.
     """
-    last = len(costs["forward"]) - 1
-    hops = message if isinstance(message, Sequence) else [message] * last
-    forward: list[dict[int, float]] = [{} for _ in costs["forward"]]
-    backward: list[dict[int, float]] = [{} for _ in costs["forward"]]
+    chunks = range(len(costs["forward"]))
+    times = message if isinstance(message, Sequence) else [message] * (len(chunks) - 1)
+    forward_ends: list[dict[int, float]] = [{} for _ in chunks]
+    backward_ends: list[dict[int, float]] = [{} for _ in chunks]
     """End times of a chunk's passes, by micro-batch."""
+    ends = {"forward": forward_ends, "backward": backward_ends}
+    first_starts = {action.micro: 0.0 for action in orders[0]}
+    # What a pass waits for: the end of another pass of its micro-batch, and a message from there.
+    awaited = {
+        "forward": [(first_starts, 0.0), *zip(forward_ends[:-1], times, strict=True)],
+        "backward": [*zip(backward_ends[1:], times, strict=True), (forward_ends[-1], 0.0)],
+    }
     spans: list[list[ActionSpan]] = [[] for _ in orders]
     clocks = [0.0] * len(orders)
-    waiting = set(range(len(orders)))
-    while waiting:
-        moved = False
-        for stage in sorted(waiting):
-            order, clock, done = orders[stage], clocks[stage], spans[stage]
-            for action in order[len(done) :]:
-                chunk, micro = action.chunk, action.micro
-                # `edge` is the chunk that receives no message.
-                if action.kind == "forward":
-                    ends, previous, edge = forward[chunk], forward[chunk - 1], 0
-                else:
-                    ends, edge = backward[chunk], last
-                    previous = forward[chunk] if chunk == last else backward[chunk + 1]
-                ready = 0.0 if ends is forward[0] else previous.get(micro)
-                if ready is None:
+    unfinished = set(range(len(orders)))
+    while unfinished:
+        progressed = False
+        for stage in sorted(unfinished):
+            order, clock, stage_spans = orders[stage], clocks[stage], spans[stage]
+            for action in order[len(stage_spans) :]:
+                kind, chunk, micro = action.kind, action.chunk, action.micro
+                awaited_ends, message_time = awaited[kind][chunk]
+                awaited_end = awaited_ends.get(micro)
+                if awaited_end is None:
                     break
-                if chunk != edge:
-                    ready += hops[chunk - 1 if edge == 0 else chunk]
+                ready = awaited_end + message_time
                 start = clock if clock > ready else ready
-                clock = start + costs[action.kind][chunk]
-                ends[micro] = clock
-                done.append(ActionSpan(action, start, clock))
-                moved = True
+                clock = start + costs[kind][chunk]
+                ends[kind][chunk][micro] = clock
+                stage_spans.append(ActionSpan(action, start, clock))
+                progressed = True
             clocks[stage] = clock
-            if len(done) == len(order):
-                waiting.discard(stage)
-        if not moved and waiting:
-            stuck = {stage: orders[stage][len(spans[stage])] for stage in sorted(waiting)}
-            raise Deadlock(f"stages wait for each other: {stuck}")
+            if len(stage_spans) == len(order):
+                unfinished.discard(stage)
+        if not progressed and unfinished:
+            blocked = {stage: orders[stage][len(spans[stage])] for stage in sorted(unfinished)}
+            raise Deadlock(f"stages wait for each other: {blocked}")
     return StepTimeline(spans)
