@@ -15,7 +15,7 @@ from ...models.accounting.pieces import Passes, PassSegment
 from ...models.accounting.state import Degrees, Shards, device_bytes
 from ...models.accounting.step import Action, ChunkPart, timeline
 from ...trainer.accounting.watched import WrappedMemory
-from ...trainer.engines.shard_groups import layer_number
+from ...trainer.engines.shard_groups import parse_layer_number
 from ...trainer.engines.traffic import UnshardedWeights
 
 BUFFERS = "buffers"
@@ -56,7 +56,7 @@ def sample_part(
     """Sample the memory of the part with these shards."""
     if not shards:
         return PartMemory(0, 0, 0, 0, 0)
-    layer = layer_number(next(iter(shards)))
+    layer = parse_layer_number(next(iter(shards)))
     gradients = tuple(
         PassSegment(0, 0, name, math.prod(shard.local) * weight_bytes)
         for name, shard in shards.items()

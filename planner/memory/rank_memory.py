@@ -23,7 +23,7 @@ from ...models.config.options.recompute import Rule
 from ...trainer.accounting.memory import step_memory
 from ...trainer.accounting.state import ParameterState, build_engine_state
 from ...trainer.engines.config import EngineConfig
-from ...trainer.engines.shard_groups import LayerShards, layer_number
+from ...trainer.engines.shard_groups import LayerShards, parse_layer_number
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.layout.stages import list_chunks
@@ -127,7 +127,7 @@ class RankMemory:
             whole_shards = self.shards(1, layout.ep)
             shards = {
                 name: whole_shards[name]
-                if (layer := layer_number(name)) is not None and sequence[layer]
+                if (layer := parse_layer_number(name)) is not None and sequence[layer]
                 else shard
                 for name, shard in shards.items()
             }
@@ -178,7 +178,7 @@ class RankMemory:
         return {
             name: shard
             for name, shard in shards.items()
-            if layer_number(name) in layers or name.startswith(paths)
+            if parse_layer_number(name) in layers or name.startswith(paths)
         }
 
 

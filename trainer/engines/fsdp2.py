@@ -18,10 +18,10 @@ from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
 from .config import EngineConfig, StateOnDevice
 from .shard_groups import (
     LayerShards,
-    check_shard,
+    check_shard_ranks,
+    choose_shard_ranks,
     find_overlaps,
-    layer_number,
-    layer_shard,
+    parse_layer_number,
     shard_experts,
     split_by_mesh,
 )
@@ -95,7 +95,7 @@ class Fsdp2Config(EngineConfig):
         span_shards = {f"engine.layers.{n}.shard": s.shard for n, s in enumerate(self.layers)}
         for key, shard in {"engine.shard": self.shard, **span_shards}.items():
             if shard is not None:
-                check_shard(key, shard, ranks, layout)
+                check_shard_ranks(key, shard, ranks, layout)
         defaults = {"keep_last": 0, "forward_prefetch": 0, "backward_prefetch": 1}
         changed = [
             f"{key}={getattr(self, key)}"
@@ -199,7 +199,7 @@ class Fsdp2Config(EngineConfig):
 
     def shard_ranks(self, parameter: str) -> int | None:
         """Return the number of ranks that share a copy of a parameter's state; None: all."""
-        return layer_shard(self.layers, layer_number(parameter), self.shard)
+        return choose_shard_ranks(self.layers, parse_layer_number(parameter), self.shard)
 
     def reshards(self, layer: int, num_later_layers: int) -> bool:
         """Return True if `gather: block` reshards a layer after the forward pass; the rank has
@@ -369,7 +369,7 @@ class Fsdp2:
         pieces = []
         for path, parameter in self.parameters.items():
             experts = self.local_shards[path].experts
-            grid = self.shards.grid(layer_number(path), experts=experts)
+            grid = self.shards.grid(parse_layer_number(path), experts=experts)
             if numel := local(parameter).numel():
                 pieces.append(
                     ParameterPiece(

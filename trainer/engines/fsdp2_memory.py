@@ -30,7 +30,7 @@ from ...models.accounting.state import (
     cut_root,
     state_bytes,
 )
-from .shard_groups import layer_number
+from .shard_groups import parse_layer_number
 
 if TYPE_CHECKING:
     from ..layout.config import LayoutConfig
@@ -85,7 +85,7 @@ def count_unsharded(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, num_ga
     blocks, `num_gathered` consecutive blocks, and earlier blocks that are not resharded."""
     sizes: dict[int, int] = {}
     for parameter, shape in shapes.items():
-        if (layer := layer_number(parameter)) is not None:
+        if (layer := parse_layer_number(parameter)) is not None:
             sizes[layer] = sizes.get(layer, 0) + math.prod(shape)
     layers = sorted(sizes)
     not_resharded: list[int] = []
@@ -127,7 +127,7 @@ class Fsdp2Memory(EngineMemory):
             if name in self.fp32:
                 continue
             ranks = sharded.ranks(degrees, name, shard)
-            key = layer_number(name), shard.experts
+            key = parse_layer_number(name), shard.experts
             group = self.groups.setdefault(key, _GatherGroup(0, 0, ranks))
             self.group_by_parameter[name] = group
             group.ranks = max(group.ranks, ranks)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import HOST, Degrees, Shapes, Shards, StatePart, state_bytes
-from ..shard_groups import layer_number
+from ..shard_groups import parse_layer_number
 from .memory import bucket_elements, largest_parameter
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ZeroMemory(EngineMemory):
         """Elements that ZeRO-3 gathers, by unit."""
         for name, shape in shapes.items():
             is_small = math.prod(shape) <= config.persistent
-            unit = layer_number(name)
+            unit = parse_layer_number(name)
             self.layers.setdefault(unit, 0)
             self.layers[unit] += 0 if is_small else math.prod(shape)
         self.unsharded: set[Unit] = set()
