@@ -25,7 +25,7 @@ from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
 from ..scores.recall_chart import recall_section
 from ..scores.tables import scores_section
-from . import charts, predicted, signals, sources, view
+from . import charts, predicted, profiles, signals, sources, view
 from .losses import losses_section
 from .outliers import OutlierStep, find_outliers
 from .reading.candidates import DEVIATIONS, WINDOW
@@ -62,6 +62,7 @@ def run_page(run: RunData) -> str:
         view.MORE,
         _predicted(run),
         _schedule(run),
+        profiles.profiles_section(run.folder),
         _configuration(run),
         _history(run),
         data,

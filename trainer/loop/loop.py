@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.profiler import record_function
 
 from ...console.errors import RunError
 from ...dataplane.order.timeline import PhaseRows, PlanStep
@@ -34,6 +35,7 @@ from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
+from .hooks.attribution import ENGINE
 from .hooks.hook import Hook, Hooks, StepRecord
 from .own_time import Lap, start_timer
 from .signals import Signals, StepSignals
@@ -210,7 +212,8 @@ class Loop:
         received, penalty = objective.take_received(), objective.take_penalty(self.engine.device)
         rate = self.lr(number)
         spike = self._is_spike(batches, losses, state)
-        update = launch(self.engine, rate, signals.layers, discard=spike)
+        with record_function(ENGINE):
+            update = launch(self.engine, rate, signals.layers, discard=spike)
         results = Transfer([penalty, *signals.vectors(), update, *losses])
         lap = self.compute_timer.lap() if self.compute_timer is not None else None
         return Launched(step, batches, results, signals, received, rate, data_wait, lap)

@@ -36,6 +36,19 @@ def test_a_report_shows_the_run_in_one_file(tmp_path: Path) -> None:
     assert run["tokens_per_second"] == pytest.approx(640.0) and run["data_wait"] == 0.25
 
 
+def test_tables_of_profiles_are_in_the_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", [2.0, 1.0])
+    assert "<h2>Profile" not in write_report([str(folder.root)])[0].read_text()
+    folder.profiles.mkdir()
+    for rank in (0, 1):
+        table = f"rank {rank}\n 0.40  aten::mm: cutlass<{rank}>\n"
+        (folder.profiles / f"steps-3-5.rank-{rank}.txt").write_text(table)
+    text = write_report([str(folder.root)])[0].read_text()
+    check_page(text)
+    assert "<h2>Profile" in text and "rank 0\n 0.40  aten::mm: cutlass&lt;0&gt;" in text
+    assert "rank 1" not in text
+
+
 def test_a_damaged_ledger_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
     lines = folder.ledger.read_text().splitlines(keepends=True)

@@ -26,6 +26,9 @@ def test_only_the_chosen_steps_are_traced(tmp_path: Path) -> None:
     assert names.count("aten::cos") == 2
     assert "aten::sin" not in names and "aten::tan" not in names
     assert "[memory]" in names, "allocations"
+    heading, _, *rows = profiler.table.read_text().splitlines()
+    assert heading.startswith("device time of 2 steps from step 2, rank 1, ")
+    assert any(row.endswith(" 1  aten::cos: aten::cos") for row in rows), "1 a step, 2 steps"
 
 
 def test_a_trace_cut_short_by_a_kill_is_repeated(
@@ -45,7 +48,7 @@ def test_a_trace_cut_short_by_a_kill_is_repeated(
     torch.ones(3).cos()
     again.close()
     assert "aten::cos" in traced(again)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(tmp_path.iterdir()) == [again.file, again.table]
 
 
 def test_a_run_that_ends_within_the_steps_writes_its_trace(tmp_path: Path) -> None:
