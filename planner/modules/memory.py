@@ -1,4 +1,8 @@
-"""Memory of foreign modules: traced passes and parameter shards."""
+"""Passes and parameter shards of another program's modules, for the memory accounting.
+
+The modules run on fake tensors, as layers of our models do (models/accounting/). They count as the
+layers `blocks.0`, `blocks.1`, … of a model without embedding and head.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +36,16 @@ from .load import build_modules
 from .model import ModuleKind, ModuleModel
 
 NO_PASSES = Passes((), ())
-"""Embedding and head, which are plain modules here."""
+"""Passes of embedding and head. Where another program has them, they are among its modules."""
 
 
 class ModuleParts:
-    """Foreign modules in the form that `RankMemory` takes."""
+    """`ModelParts` of another program's modules."""
 
     def __init__(self, model: ModuleModel, trace: ModelTrace, precision: Precision) -> None:
         self.model, self.trace, self.precision = model, trace, precision
         self._passes: dict[tuple[int, int, Rule, LinearForm], Passes] = {}
+        """By kind, rows, rule and the engine's linear function."""
 
     @cached_property
     def _modules(self) -> FakeModules:
@@ -63,36 +68,34 @@ class ModuleParts:
         return split.rows * self.trace.head.stream
 
     def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
-        shards = self.shards(1, 1)
-        if by_kind:
-            shards = {name: shard for kind in self._kind_shards for name, shard in kind.items()}
-        parameters: Any = _Parameters(shards)
+        kinds = self.model.sorts if by_kind else self.model.layer_kinds
+        parameters: Any = _NamedParameters(_merge(_shards_by_layer(kinds)))
         return parameter_state(run, parameters, self.precision)
 
-    @property
-    def _kind_shards(self) -> list[dict[str, LocalShard]]:
-        return [_module_shards(number, kind) for number, kind in enumerate(self.model.sorts)]
-
     def shards_by_part(self, pp: int, tp: int, ep: int) -> PartTable[Shards]:
-        return PartTable(self._kind_shards, {}, {}, {})
+        return PartTable(_shards_by_layer(self.model.sorts), {}, {}, {})
 
     def shards(self, tp: int, ep: int) -> Shards:
-        shards: dict[str, LocalShard] = {}
-        for number, kind in enumerate(self.model.layer_kinds):
-            shards |= _module_shards(number, kind)
-        return shards
+        return _merge(_shards_by_layer(self.model.layer_kinds))
 
     def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
         return {}
 
 
-def _module_shards(number: int, kind: ModuleKind) -> dict[str, LocalShard]:
-    """Return a module's parameters, which no tensor or expert ranks share."""
-    return {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
+def _shards_by_layer(kinds: Sequence[ModuleKind]) -> list[Shards]:
+    """Return the parameters of a layer of each kind, whole: no tensor or expert ranks cut them."""
+    return [
+        {f"blocks.{number}.{name}": LocalShard(shape) for name, shape in kind.parameters}
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def _merge(layers: Sequence[Shards]) -> Shards:
+    return {name: shard for shards in layers for name, shard in shards.items()}
 
 
 class ModuleTraces:
-    """Passes of the modules, traced for `rows` rows."""
+    """`Traces` of modules for micro-batches of `rows` rows: traced, or extrapolated from fewer."""
 
     def __init__(
         self, model: ModuleModel, rows: int, trace_passes: Callable[[int, int, Rule], Passes]
@@ -120,7 +123,7 @@ class ModuleTraces:
 
 
 class _RecomputableModule(Recomputable):
-    """A foreign module with a recompute rule."""
+    """A module whose call may be recomputed."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -132,33 +135,36 @@ class _RecomputableModule(Recomputable):
 
 
 class FakeModules:
-    """Modules with fake weights, and their input shapes."""
+    """Modules with fake weights, ready to be traced."""
 
     def __init__(self, name: str, precision: Precision) -> None:
+        """`name` is package:function."""
         self.mode, self.dtype = new_mode(), compute_dtype(precision)
         modules, first_input = build_modules(name, self.dtype)
         self.modules = [_RecomputableModule(module) for module in modules]
-        self.inputs: list[tuple[tuple[int, ...], torch.dtype]] = []
+        self.inputs: list[tuple[torch.Size, torch.dtype]] = []
+        """Shape and dtype of each module's input for one row."""
         with fake_tensors(self.dtype, self.mode):
             row = torch.empty_like(first_input, device="cpu")
             for module in self.modules:
                 module.to_empty(device="cpu")
-                self.inputs.append((tuple(row.shape), row.dtype))
+                self.inputs.append((row.shape, row.dtype))
                 row = module(row).detach()
 
-    def trace_passes(self, number: int, rows: int, rule: Rule) -> Passes:
-        module = self.modules[number]
-        (batch, *shape), dtype = self.inputs[number]
+    def trace_passes(self, layer: int, rows: int, rule: Rule) -> Passes:
+        module = self.modules[layer]
+        (row_size, *shape), dtype = self.inputs[layer]
         module.recompute = rule != "none"
         module.saved = rule if isinstance(rule, Selective) else None
         leaves = dict(module.module.named_parameters())
-        make_input = partial(torch.zeros, rows * batch, *shape, dtype=dtype)
+        make_input = partial(torch.zeros, rows * row_size, *shape, dtype=dtype)
         with fake_tensors(self.dtype, self.mode):
             return trace(module, make_input, leaves)
 
 
-class _Parameters(nn.Module):
-    """Parameters by name, from which an engine's state is counted."""
+class _NamedParameters(nn.Module):
+    """Parameters on the meta device, in place of a model: `parameter_state` and optimizers ask for
+    their names and shapes."""
 
     def __init__(self, shards: Shards) -> None:
         super().__init__()
