@@ -18,23 +18,24 @@ from ...trainer.run.layout_plan import LayoutPlan
 
 OUT_OF_MEMORY = re.compile(r"^error:.*( ran out of memory| was killed by SIGKILL)", re.MULTILINE)
 """Error of a run without enough memory. Linux ends such a process by SIGKILL."""
-SHOWN = 12
-"""Last lines of a failed trial's output that its result has."""
+ERROR_LINES = 12
+"""Last lines of a failed trial's output, which its result has as its error."""
 
 TrialOutcome = Literal["measured", "memory", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """A trial's outcome and measurements."""
+    """A trial's outcome and measurements: the fields are the keys of its file in `results/`."""
 
     outcome: TrialOutcome
     """`memory`: a rank ran out of memory."""
     seconds: float | None = None
-    """Median step, by the clock that predictions are compared with."""
+    """Median time of a step."""
     clock: str = "seconds"
+    """How the step was timed: `seconds` of wall-clock time, or `cpu_seconds`."""
     memory: int | None = None
-    """Bytes in tensors on the fullest rank."""
+    """Peak bytes in tensors on the fullest rank; None: not measured."""
     error: str = ""
     """Last lines of a failed run's output."""
 
@@ -60,15 +61,16 @@ Runner = Callable[[LayoutTrial], TrialResult]
 class ProcessRunner:
     """Runs a trial on this machine as a `trainer run`."""
 
-    words: Sequence[str]
-    """Model, run and overrides that trials share."""
+    arguments: Sequence[str]
+    """Arguments of `trainer run` that all trials share: run file, model and overrides."""
 
     def __call__(self, trial: LayoutTrial) -> TrialResult:
         if trial.folder.exists():  # a killed tune left it
             shutil.rmtree(trial.folder)
         trial.folder.parent.mkdir(parents=True, exist_ok=True)
+        # -P: no file in the working directory hides a module.
         process = subprocess.run(
-            [sys.executable, "-P", "-m", "headrace.trainer.cli", "run", *self._words(trial)],
+            [sys.executable, "-P", "-m", "headrace.trainer.cli", "run", *self._arguments(trial)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -79,13 +81,13 @@ class ProcessRunner:
         shutil.rmtree(RunFolder(trial.folder).checkpoints, ignore_errors=True)
         if process.returncode == 0:
             return read_result(trial.folder)
-        last_lines = "\n".join(process.stdout.strip().splitlines()[-SHOWN:])
+        last_lines = "\n".join(process.stdout.strip().splitlines()[-ERROR_LINES:])
         outcome: TrialOutcome = "memory" if died_of_memory(process.stdout) else "failed"
         return TrialResult(outcome=outcome, error=last_lines)
 
-    def _words(self, trial: LayoutTrial) -> list[str]:
+    def _arguments(self, trial: LayoutTrial) -> list[str]:
         return [
-            *self.words,
+            *self.arguments,
             *("--layout", str(trial.file), "--out", str(trial.folder)),
             *("--processes", str(trial.plan.planned.gpus)),
             f"synthetic.steps={trial.steps}",
@@ -97,12 +99,12 @@ class ProcessRunner:
 
 
 def died_of_memory(output: str) -> bool:
-    """Return True if a run's output has an out-of-memory error; hints may mention memory too."""
+    """Return True if an error of a run's output is about memory; hints do not count."""
     return OUT_OF_MEMORY.search(output) is not None
 
 
 def read_result(folder: Path) -> TrialResult:
-    """Return a finished run's result."""
+    """Return a finished run's result, from its one phase."""
     record = measured.read(folder / MEASURED)
     [phase] = record["phases"]
     sizes = [size for size in record["memory"]["measured"] if size is not None]
