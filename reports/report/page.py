@@ -25,7 +25,7 @@ from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
 from ..scores.recall_chart import recall_section
 from ..scores.tables import scores_section
-from . import charts, predicted, profiles, signals, sources, view
+from . import charts, predicted, signals, sources, view
 from .losses import losses_section
 from .outliers import OutlierStep, find_outliers
 from .reading.candidates import DEVIATIONS, WINDOW
@@ -33,6 +33,8 @@ from .reading.data import RunData
 
 MAX_RANKS = 8
 """Ranks whose memory is listed; of more ranks, the range is."""
+PROFILES = "steps-*.rank-0.txt"
+"""Tables of traced steps; those of other ranks stay in the folder."""
 MAX_SKIPPED = 10
 """Skipped steps that are listed at the start of the run, and as many at the end."""
 
@@ -62,7 +64,7 @@ def run_page(run: RunData) -> str:
         view.MORE,
         _predicted(run),
         _schedule(run),
-        profiles.profiles_section(run.folder),
+        _profiles(run),
         _configuration(run),
         _history(run),
         data,
@@ -239,6 +241,15 @@ def _datasets(run: RunData) -> str:
     plan = run.plan
     table = sources.table(plan) if isinstance(plan, Plan) else ""
     return section("Datasets", table) if table else ""
+
+
+def _profiles(run: RunData) -> str:
+    """Render the tables of `--profile`; empty if no step was traced."""
+    blocks = [
+        f"<pre>{escape(file.read_text(encoding='utf-8', errors='replace'))}</pre>"
+        for file in sorted(run.folder.profiles.glob(PROFILES))
+    ]
+    return section("Profile", "".join(blocks)) if blocks else ""
 
 
 def _predicted(run: RunData) -> str:
