@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from headrace.models.attestation.cases import all_cases
-from headrace.models.attestation.cases.case import Case, Draw, Shape
-from headrace.models.attestation.cases.compare import apart, errors, evaluate
+from headrace.models.attestation.cases.case import Case, Draw, InputShape
+from headrace.models.attestation.cases.compare import add_gaps, evaluate, measure_errors
 from headrace.models.documents import Documents
 
 BOUND = 2e-2
 """Largest ‖got − wanted‖ / ‖wanted‖."""
-ODD = Shape(3, 515, 520)
+ODD = InputShape(3, 515, 520)
 ROWS = 5
-FAR = Shape(1, 1 << 17, 4096)
+FAR = InputShape(1, 1 << 17, 4096)
 """Shape of a row, before `far` lengthens it until ROWS rows exceed 2³¹ elements."""
 
 
@@ -34,17 +34,19 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
     draw = Draw(torch.float32 if dry else torch.bfloat16, "cpu" if dry else "cuda", 1)
     odd = case.tiny if dry else ODD
     tries: dict[str, Callable[[], float]] = {
-        "gaps in memory": lambda: worst(errors(case, draw, odd, apart)),
-        "one token": lambda: worst(errors(case, draw, Shape(1, 1, odd.width))),
+        "gaps in memory": lambda: worst(measure_errors(case, draw, odd, add_gaps)),
+        "one token": lambda: worst(measure_errors(case, draw, InputShape(1, 1, odd.width))),
         "no rows": lambda: no_row(case, draw, odd),
-        "equal rows": lambda: rows_alike(case, draw, Shape(1, 20, 72) if dry else far(case, draw)),
+        "equal rows": lambda: rows_alike(
+            case, draw, InputShape(1, 20, 72) if dry else far(case, draw)
+        ),
         "several lengths in a compiled graph": lambda: compiled(case, draw, odd),
     }
     if not dry and kernel != "fft_convolution":  # its launches follow the documents
         tries["a CUDA graph"] = lambda: recorded(case, draw, odd)
     if torch.cuda.device_count() > 1:
         other = Draw(draw.dtype, "cuda:1", 1)
-        tries["another device"] = lambda: worst(errors(case, other, odd))
+        tries["another device"] = lambda: worst(measure_errors(case, other, odd))
     for name, run in tries.items():
         try:
             error = run()
@@ -69,20 +71,20 @@ def difference(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     )
 
 
-def no_row(case: Case, draw: Draw, shape: Shape) -> float:
+def no_row(case: Case, draw: Draw, shape: InputShape) -> float:
     """Return the largest gradient: without rows, all gradients of weights are 0."""
-    inputs = case.make(draw, Shape(0, shape.length, shape.width))
+    inputs = case.make(draw, InputShape(0, shape.length, shape.width))
     tensors = evaluate(case.run, inputs, draw, Tensor.clone)
     return max(float(y.abs().sum()) for y in tensors.values())
 
 
-def compiled(case: Case, draw: Draw, shape: Shape) -> float:
+def compiled(case: Case, draw: Draw, shape: InputShape) -> float:
     """Compare one compiled graph for all lengths with the kernel alone."""
     backend = "inductor" if draw.device != "cpu" else "aot_eager"
     graph = torch.compile(case.run, fullgraph=True, dynamic=True, backend=backend)
     largest = 0.0
     for length in (shape.length, shape.length + 13):
-        inputs = case.make(draw, Shape(shape.rows, length, shape.width))
+        inputs = case.make(draw, InputShape(shape.rows, length, shape.width))
         both = (evaluate(function, inputs, draw, Tensor.clone) for function in (graph, case.run))
         largest = max(largest, difference(*both))
     return largest
@@ -94,7 +96,7 @@ class Known(Draw):
     normal = cache(Draw.normal)
 
 
-def recorded(case: Case, draw: Draw, shape: Shape) -> float:
+def recorded(case: Case, draw: Draw, shape: InputShape) -> float:
     """Compare forward and backward in a CUDA graph, which allows no synchronisation."""
     known = Known(draw.dtype, draw.device, draw.seed)
     inputs = case.make(known, shape)
@@ -120,15 +122,15 @@ class Alike(Draw):
         return again(row)
 
 
-def far(case: Case, draw: Draw) -> Shape:
+def far(case: Case, draw: Draw) -> InputShape:
     largest = max(map(numbers, case.make(draw, FAR).values()))
     return replace(FAR, length=FAR.length * -(-(1 << 31) // (ROWS * largest)))
 
 
-def rows_alike(case: Case, draw: Draw, shape: Shape) -> float:
+def rows_alike(case: Case, draw: Draw, shape: InputShape) -> float:
     """Compare the first and the last of ROWS equal rows: their results must be equal."""
     alike = Alike(draw.dtype, draw.device, draw.seed)
-    single, double = (case.make(draw, Shape(rows, 4, 72)) for rows in (1, 2))
+    single, double = (case.make(draw, InputShape(rows, 4, 72)) for rows in (1, 2))
     of_rows = {name for name in single if size(single[name]) != size(double[name])}
     inputs = case.make(draw, shape)
     inputs |= {name: again(inputs[name]) for name in of_rows}

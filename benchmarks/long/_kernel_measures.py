@@ -17,8 +17,8 @@ from benchmarks._gpu_models import MODELS, TINY, with_kernels
 from headrace.models.attestation.cases import all_cases
 from headrace.models.attestation.cases.case import Draw
 from headrace.models.attestation.cases.compare import evaluate
-from headrace.models.attestation.plan import Plan
-from headrace.models.attestation.worker import run
+from headrace.models.attestation.plan import AttestationPlan
+from headrace.models.attestation.worker import run_subject
 from headrace.models.config.options.names import Backend, Kernel
 from headrace.models.layers.attention.order import Implementation, attention_order
 from headrace.models.model.model import Model
@@ -84,8 +84,8 @@ def run_small(kernel: str, dtype: str, dry: bool) -> int:
 def check(kernel: str, dtype: str, dry: bool) -> Iterator[str]:
     """Yield a line for each case of a kernel that fails in a dtype."""
     largest = 0.0
-    for subject in Plan(kernels=[kernel], dtypes=[dtype], tiny=dry).subjects():
-        verdict, usable = run(subject, "cpu" if dry else "cuda")
+    for subject in AttestationPlan(kernels=[kernel], dtypes=[dtype], tiny=dry).subjects():
+        verdict, usable = run_subject(subject, "cpu" if dry else "cuda")
         largest = max(largest, float("inf") if verdict.error is None else verdict.error)
         if not verdict.passed:
             yield f"WRONG [{verdict.case}] {dtype}: {verdict.problem}"

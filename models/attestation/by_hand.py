@@ -1,4 +1,4 @@
-"""`headrace doctor --kernels`: all kernels of the table, attested by hand."""
+"""`headrace doctor --kernels`: attest all kernels by hand."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from ...console.errors import LayoutError, MisuseError
 from ...console.progress import Progress, format_duration
 from ..kernels import KERNELS, choice, faults
 from .attest import Attestation
-from .plan import Plan
+from .plan import AttestationPlan
 from .record import Record, describe_machine, make_record
 from .trials import BOUNDS, Verdict
 
-INTERPRETED = "float32"
-"""Dtype of the interpreter, which computes on the bits of others."""
+INTERPRETER_DTYPE = "float32"
+"""The interpreter computes on the bits of narrower dtypes."""
 
 
 def attest_kernels(only: Sequence[str], *, interpret: bool) -> list[Record]:
-    """Return an attestation of each kind of GPU of this machine, or of Triton's interpreter."""
+    """Attest the kernels on every kind of GPU in this machine, or in Triton's interpreter."""
     unknown = [name for name in only if name not in (*KERNELS, "fp8")]
     if unknown:
         raise MisuseError(
             f"no such kernel: {', '.join(unknown)}", hint=f"choose from {', '.join(KERNELS)}, fp8"
         )
-    dtypes = [INTERPRETED] if interpret else list(BOUNDS)
-    plan = Plan(kernels=list(only) or None, dtypes=dtypes, tiny=interpret)
+    dtypes = [INTERPRETER_DTYPE] if interpret else list(BOUNDS)
+    plan = AttestationPlan(kernels=list(only) or None, dtypes=dtypes, tiny=interpret)
     return [_attest(plan, device) for device in (["cpu"] if interpret else _find_devices())]
 
 
 def _find_devices() -> list[str]:
-    """Return a GPU of each kind; raise if there is none."""
+    """Return a device for every kind of GPU; raise if there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = {torch.cuda.get_device_name(number): f"cuda:{number}" for number in range(count)}
     if not names:
@@ -48,7 +48,7 @@ def _find_devices() -> list[str]:
     return list(names.values())
 
 
-def _attest(plan: Plan, device: str) -> Record:
+def _attest(plan: AttestationPlan, device: str) -> Record:
     began = time.monotonic()
     total = len(plan.subjects())
     with Progress("comparing kernels", total=total) as progress:
@@ -66,18 +66,18 @@ def _attest(plan: Plan, device: str) -> Record:
 
 
 def summarize(record: Record) -> dict[str, Any]:
-    """Return an attestation for --json."""
+    """Return a record for --json."""
     known = {f"{kernel} {_name(dtype)}": why for (kernel, dtype), why in choice.FAULTY.items()}
     return {
         "ok": not record.problems,
         "digest": record.digest,
-        **record.to_dict(),
+        **record.pack(),
         "known_faults": known,
     }
 
 
 def render(record: Record) -> str:
-    """Return a table with the largest error of each kernel in each dtype, then the problems."""
+    """Return a table with the largest errors by kernel and dtype, then the problems."""
     dtypes = list(dict.fromkeys(verdict.dtype for verdict in record.verdicts))
     by_kernel: dict[str, list[Verdict]] = {}
     for verdict in record.verdicts:
@@ -100,13 +100,13 @@ def render(record: Record) -> str:
 
 def _cells(kernel: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> Iterator[str]:
     for dtype in dtypes:
-        of_dtype = [verdict for verdict in verdicts if verdict.dtype == dtype]
+        column = [verdict for verdict in verdicts if verdict.dtype == dtype]
         if (kernel, getattr(torch, dtype)) in choice.FAULTY:
             yield "known fault"
-        elif not all(verdict.passed for verdict in of_dtype):
+        elif not all(verdict.passed for verdict in column):
             yield "FAILED"
         else:
-            yield f"{max(verdict.error or 0.0 for verdict in of_dtype):.1e}"
+            yield f"{max(verdict.error or 0.0 for verdict in column):.1e}"
 
 
 def _problems(record: Record) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""What a model asks of the kernels: the ops that it calls, with widths, dtypes and options.
+"""A model's calls to fused kernels: ops, widths, dtypes and options.
 
-The model runs on fake tensors, one layer of each kind, so this needs no GPU and no memory.
+The model runs on fake tensors, with a single layer for each kind: this needs no GPU and no memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ NAMESPACE = "headrace"
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, in values that JSON holds."""
+    """A call to an op, in JSON's values."""
 
     op: str
     shapes: Mapping[str, Sequence[int]]
-    """Shapes of the tensors by argument."""
+    """Tensor shapes by argument."""
     dtypes: Mapping[str, str]
     options: Mapping[str, Any]
-    """All other arguments."""
+    """Arguments that are not tensors."""
 
     def __contains__(self, argument: str) -> bool:
-        """Return True if the call has this tensor."""
+        """Return True if this argument is a tensor."""
         return argument in self.shapes
 
     def width(self, argument: str) -> int:
@@ -46,12 +46,12 @@ class Call:
         return dtype
 
     def named_dtypes(self, **arguments: str) -> dict[str, torch.dtype]:
-        """Return the dtype of an argument for each name; arguments that are absent are left out."""
+        """Return dtypes by new name, for arguments that are tensors."""
         return {name: self.dtype(arg) for name, arg in arguments.items() if arg in self}
 
 
 def model_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[Call]:
-    """Return the calls of a rank's forward pass, each once."""
+    """Return the distinct calls in a rank's forward pass."""
     return load_or_compute(
         f"kernel calls {config!r} {shape!r} {z_loss} {choice.FAULTY}",
         lambda: trace_calls(config, shape, z_loss),
@@ -61,8 +61,8 @@ def model_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[
 
 
 def trace_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[Call]:
-    """Trace the calls, without the cache: kernels that have failed are no calls. Raise if the model
-    names one of them."""
+    """Trace the calls, without the cache and without kernels that have failed. Raise if the model
+    names such a kernel."""
     # Whether a product is in FP8 depends on the layer's number.
     traced = reduce_to_kinds(config) if shape.precision.fp8 is None else config
     recorder = CallRecorder()
@@ -71,7 +71,7 @@ def trace_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records the calls of headrace's ops, each once."""
+    """Records distinct calls to headrace's ops."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

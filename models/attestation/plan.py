@@ -1,4 +1,4 @@
-"""What an attestation compares: the cases of a model's calls, or those of the table."""
+"""Cases, dtypes and trials to attest, for a model's calls or the full table."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from .calls import Call
 from .cases import all_cases
 from .cases.case import Case
 from .cases.fp8 import attested_fp8_cases
-from .model_cases import cases_of
+from .model_cases import build_cases
 from .trials import BOUNDS, TABLE_TRIALS, Trial, model_trials
 
 
 class Subject(NamedTuple):
-    """A case, the dtype of its inputs, and its trials."""
+    """A case to examine."""
 
     case: Case
     dtype: str
+    """Dtype of the inputs."""
     trials: Sequence[Trial]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AttestationPlan:
     calls: Sequence[Call] | None = None
-    """Calls of a model; None: the table of all cases."""
+    """A model's calls; None: the table of all cases."""
     longest: int = 0
-    """Tokens of a model's longest row."""
+    """Tokens in a model's longest row."""
     dtypes: Sequence[str] = field(default_factory=lambda: list(BOUNDS))
-    """Dtypes of the cases of the table."""
+    """Input dtypes, for the table."""
     kernels: Sequence[str] | None = None
-    """Kernels of the table; None: all."""
+    """Kernels to attest, for the table; None: all."""
     tiny: bool = False
-    """True for the sizes of Triton's interpreter, without FP8, which it truncates."""
+    """True for Triton's interpreter: small sizes, and no FP8, which it truncates."""
 
     def subjects(self) -> list[Subject]:
         if self.calls is None:
@@ -54,7 +55,7 @@ class Plan:
             ]
         return [
             Subject(case, case.dtype_name, model_trials(self.longest, case.width, tiny=self.tiny))
-            for case in cases_of(self.calls)
+            for case in build_cases(self.calls)
         ]
 
     def _table_trials(self, case: Case) -> Sequence[Trial]:
@@ -62,12 +63,12 @@ class Plan:
             return TABLE_TRIALS
         return [Trial(case.tiny.rows, case.tiny.length, case.tiny.width)]
 
-    def to_json(self) -> str:
+    def encode(self) -> str:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        values = json.loads(text)
+    def decode(cls, data: str) -> AttestationPlan:
+        values = json.loads(data)
         if values["calls"] is not None:
             values["calls"] = [Call(**call) for call in values["calls"]]
         return cls(**values)

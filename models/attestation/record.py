@@ -1,4 +1,4 @@
-"""What an attestation showed, and of what: the machine, the plan, a verdict on each case."""
+"""The record of an attestation: machine, plan, and a verdict for each case."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 
 from ..kernels import choice
-from .plan import Plan
+from .plan import AttestationPlan
 from .trials import Verdict
 
 PACKAGE = Path(__file__).parents[1]
 SOURCES = ("kernels", "layers", "attestation")
-"""Folders of the kernels, their twins, and the cases."""
+"""Folders with kernels, twins and cases."""
 DRIVER = Path("/proc/driver/nvidia/version")
 ASSEMBLER = "TRITON_PTXAS_PATH"
-"""Environment variable with another assembler than Triton's own."""
+"""Environment variable that replaces Triton's assembler."""
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """Return everything of this machine that decides what a kernel computes."""
+    """Return everything on this machine that decides what a kernel computes."""
     facts = {
         "device": "Triton's interpreter",
         "driver": "",
@@ -44,29 +44,29 @@ def describe_machine(device: str) -> dict[str, str]:
 
 
 def _driver() -> str:
-    """Return the first line of the driver's description, which has its version, and CUDA's."""
-    text = ""
+    """Return the versions of the driver, in its own words, and of CUDA."""
+    driver = ""
     with contextlib.suppress(OSError):
-        text = DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
-    return f"{text}, CUDA {torch.version.cuda}"
+        driver = DRIVER.read_text().splitlines()[0].removeprefix("NVRM version:").strip()
+    return f"{driver}, CUDA {torch.version.cuda}"
 
 
 def _digest_sources() -> str:
     digest = hashlib.sha256()
-    for file in sorted(path for name in SOURCES for path in (PACKAGE / name).rglob("*.py")):
+    for file in sorted(file for folder in SOURCES for file in (PACKAGE / folder).rglob("*.py")):
         digest.update(f"{file.relative_to(PACKAGE).as_posix()}\n".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def key_of(machine: Mapping[str, str], plan: Plan) -> str:
-    """Return the name of what is attested: two starts with one key need one attestation."""
-    return _hash([machine, plan.to_json()])
+def compute_key(machine: Mapping[str, str], plan: AttestationPlan) -> str:
+    """Return the name under which an attestation is kept: starts with equal keys share it."""
+    return _hash([machine, plan.encode()])
 
 
 @dataclass(frozen=True)
 class Record:
-    """An attestation."""
+    """The outcome of an attestation."""
 
     machine: Mapping[str, str]
     plan: str
@@ -76,7 +76,7 @@ class Record:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The first problem of each kernel that failed, with its case."""
+        """First problem by kernel, with its case."""
         problems: dict[str, str] = {}
         for verdict in self.verdicts:
             if verdict.problem is not None:
@@ -85,7 +85,7 @@ class Record:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of what was attested, and of the outcome; not of the errors' last digits."""
+        """Hash over machine, plan and outcome, without the errors' digits."""
         outcome = [[v.kernel, v.case, v.dtype, v.passed] for v in self.verdicts]
         return _hash([self.machine, self.plan, outcome])
 
@@ -94,7 +94,7 @@ class Record:
         """The device and the compiler, for people."""
         return f"{self.machine['device'].partition(',')[0]}, Triton {self.machine['triton']}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def pack(self) -> dict[str, Any]:
         return {
             "machine": dict(self.machine),
             "plan": self.plan,
@@ -103,15 +103,15 @@ class Record:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Record:
+    def unpack(cls, values: Mapping[str, Any]) -> Record:
         verdicts = [Verdict(**verdict) for verdict in values["verdicts"]]
         return cls(values["machine"], values["plan"], verdicts, values["seconds"])
 
 
 def make_record(
-    machine: Mapping[str, str], plan: Plan, verdicts: Sequence[Verdict], seconds: float
+    machine: Mapping[str, str], plan: AttestationPlan, verdicts: Sequence[Verdict], seconds: float
 ) -> Record:
-    return Record(machine, _hash(plan.to_json()), verdicts, round(seconds, 1))
+    return Record(machine, _hash(plan.encode()), verdicts, round(seconds, 1))
 
 
 def _hash(value: object) -> str:

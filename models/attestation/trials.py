@@ -1,8 +1,8 @@
-"""Bounds, shapes and the verdict on a case: the same for tests, benchmarks, `doctor` and a run.
+"""Bounds, sizes and the verdict on a case, shared by tests, benchmarks, `doctor` and runs.
 
-A case passes if no output and no gradient is further from its twin than the bound of the dtype, and
-if two runs give the same bits. Rows of a trial begin at one tile, and at one tile and a token; long
-ones have loops of one turn and of many.
+A case passes if every output and gradient is within the dtype's bound from its twin, and two runs
+give equal bits. Trials begin with rows of one tile, and of one tile and a token; long rows have
+loops with one turn and with many.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels import layout
-from .cases.case import Case, Draw, Shape
-from .cases.compare import REPEATED, errors
+from .cases.case import Case, Draw, InputShape
+from .cases.compare import REPEATED, measure_errors
 
 BOUNDS = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
-"""Largest error for each dtype, as `cases/compare.py` measures it."""
+"""Largest error by dtype, in the measure of `cases/compare.py`."""
 TILE = 64
-"""Tokens of a tile of most kernels."""
-USUAL_PROGRAMS = layout.PROGRAMS
+"""Tokens in most kernels' tiles."""
+DEFAULT_PROGRAMS = layout.PROGRAMS
 FEW_PROGRAMS = 64
-"""Programs of a backward pass whose loops have many turns even in rows of a trial."""
-TRIAL_NUMBERS = 1 << 22
-"""Numbers of a long row: its twin computes in fp64, on up to 64 numbers of state for each."""
+"""Programs in a backward pass: so few that loops have many turns even in a trial's rows."""
+TRIAL_ELEMENTS = 1 << 22
+"""Elements in a long row: the twin computes in fp64, with up to 64 values of state for each."""
 MIN_LONG, MAX_LONG = 1024, 1 << 14
-"""Tokens of a long row, whatever its width."""
+"""Tokens in a long row, at any width."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Sizes of one comparison."""
+    """Sizes and seed for a comparison."""
 
     rows: int
     length: int
     width: int = 0
-    """Width, for cases that have none of their own."""
-    programs: int = USUAL_PROGRAMS
-    """Programs among which a backward pass divides its tiles: few have loops of many turns."""
+    """Width, for cases that do not fix theirs."""
+    programs: int = DEFAULT_PROGRAMS
+    """Programs that divide the tiles in a backward pass: few have loops with many turns."""
     seed: int = 1
 
     @property
-    def shape(self) -> Shape:
-        return Shape(self.rows, self.length, self.width)
+    def shape(self) -> InputShape:
+        return InputShape(self.rows, self.length, self.width)
 
     def __str__(self) -> str:
-        loops = "" if self.programs == USUAL_PROGRAMS else ", loops of many turns"
+        loops = "" if self.programs == DEFAULT_PROGRAMS else ", loops of many turns"
         return f"{self.rows} row{'s' * (self.rows > 1)} of {self.length:,} tokens{loops}"
 
 
@@ -59,18 +59,18 @@ TABLE_TRIALS = (
     Trial(1, TILE + 1, 1024, seed=5),
     Trial(1, 2048, 1024, FEW_PROGRAMS, seed=6),
 )
-"""Trials of the cases of the table: odd lengths, multiples of every tile, one tile."""
+"""Trials for the table: odd lengths, multiples of every tile, one tile."""
 
 
 def model_trials(longest: int, width: int, *, tiny: bool = False) -> Sequence[Trial]:
-    """Return the trials of a model's case, for rows of at most `longest` tokens.
+    """Return trials for a model's case, in rows up to `longest` tokens.
 
-    A long row has the remainder of the longest by 16: programs are compiled for it. `tiny` leaves
-    out long rows.
+    Long rows have the remainder by 16 that the longest row has: programs are compiled for it.
+    `tiny` leaves out long rows.
     """
     if tiny:
         return [Trial(1, min(TILE + 1, longest), programs=1)]
-    long = min(max(TRIAL_NUMBERS // width, MIN_LONG), MAX_LONG) // 16 * 16 + longest % 16
+    long = min(max(TRIAL_ELEMENTS // width, MIN_LONG), MAX_LONG) // 16 * 16 + longest % 16
     trials = [
         Trial(2, TILE, seed=1),
         Trial(1, TILE + 1, seed=2),
@@ -82,15 +82,15 @@ def model_trials(longest: int, width: int, *, tiny: bool = False) -> Sequence[Tr
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a case showed on a device."""
+    """The result for a case on a device."""
 
     kernel: str
     case: str
     dtype: str
     error: float | None
-    """Largest error of all trials; None if the kernel raised one."""
+    """Largest error in all trials; None if the kernel raised an exception."""
     problem: str | None = None
-    """First failure: what, in which shape."""
+    """First failure, with the trial's sizes."""
 
     @property
     def passed(self) -> bool:
@@ -98,8 +98,7 @@ class Verdict:
 
 
 def examine(case: Case, dtype: str, device: str, trials: Sequence[Trial]) -> Verdict:
-    """Run all trials of a case, up to one that fails. `dtype` is that of the inputs, unless the
-    case has its own."""
+    """Run trials until one fails. `dtype` is for inputs whose dtype the case does not fix."""
     dtype = case.dtype_name or dtype
     largest = 0.0
     for trial in trials:
@@ -111,24 +110,26 @@ def examine(case: Case, dtype: str, device: str, trials: Sequence[Trial]) -> Ver
 
 
 def run_trial(case: Case, dtype: str, device: str, trial: Trial) -> dict[str, float]:
-    """Return the error of every output and gradient, as in `errors`."""
-    drawn = torch.float32 if case.dtype_name else getattr(torch, dtype)
-    with _dividing_among(trial.programs):
-        return errors(case, Draw(drawn, device, trial.seed), trial.shape, repeated=True)
+    """Return errors by tensor, as in `measure_errors`."""
+    drawn_dtype = torch.float32 if case.dtype_name else getattr(torch, dtype)
+    with _limit_programs(trial.programs):
+        return measure_errors(
+            case, Draw(drawn_dtype, device, trial.seed), trial.shape, repeated=True
+        )
 
 
 @contextmanager
-def _dividing_among(programs: int) -> Iterator[None]:
-    """Let backward passes divide their tiles among this many programs."""
-    usual, layout.PROGRAMS = layout.PROGRAMS, programs
+def _limit_programs(programs: int) -> Iterator[None]:
+    """Divide tiles in backward passes among this many programs."""
+    before, layout.PROGRAMS = layout.PROGRAMS, programs
     try:
         yield
     finally:
-        layout.PROGRAMS = usual
+        layout.PROGRAMS = before
 
 
 def _failures(tensor_errors: dict[str, float], dtype: str) -> Iterator[str]:
-    """Yield a sentence for each tensor beyond the bound."""
+    """Yield a sentence for each tensor beyond the bound or with other bits in a second run."""
     for name, error in tensor_errors.items():
         if name.endswith(REPEATED):
             yield f"{name.removesuffix(REPEATED)} differs between two runs on the same inputs"

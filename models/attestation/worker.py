@@ -1,7 +1,7 @@
-"""A process that runs cases on a device: an illegal access ends it, and nothing else.
+"""A process that examines cases on a device: an illegal access ends this process alone.
 
-stdin has the plan and the device in its first line, then the number of a subject in each line. The
-verdict on each is a line of stdout.
+The first line on stdin has plan and device, every further line the number of a subject. For each
+number, a line on stdout has the verdict.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import os
 import sys
 import warnings
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
-from .plan import Plan, Subject
+from .plan import AttestationPlan, Subject
 from .trials import Verdict, examine
 
 
@@ -24,21 +23,21 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a compiler may write to stdout
     header = json.loads(sys.stdin.readline())
-    subjects, device = Plan.from_json(header["plan"]).subjects(), header["device"]
+    subjects, device = AttestationPlan.decode(header["plan"]).subjects(), header["device"]
     if device == "cpu":
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(device)
     for line in sys.stdin:
-        verdict, usable = run(subjects[int(line)], device)
+        verdict, usable = run_subject(subjects[int(line)], device)
         answers.write(json.dumps({"verdict": asdict(verdict), "usable": usable}) + "\n")
         answers.flush()
         if not usable:
             os._exit(1)
 
 
-def run(subject: Subject, device: str) -> tuple[Verdict, bool]:
-    """Return the verdict, and whether the device is still usable by this process."""
+def run_subject(subject: Subject, device: str) -> tuple[Verdict, bool]:
+    """Return the verdict, and False if this process can no longer use the device."""
     case, dtype, trials = subject
     try:
         return examine(case, dtype, device, trials), True
@@ -58,9 +57,9 @@ def _usable(device: str) -> bool:
     return True
 
 
-def arguments(plan: Plan, device: str) -> dict[str, Any]:
-    """Return the first line of stdin."""
-    return {"plan": plan.to_json(), "device": device}
+def encode_header(plan: AttestationPlan, device: str) -> str:
+    """Return the first line on stdin."""
+    return json.dumps({"plan": plan.encode(), "device": device})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Attestation of a run's fused kernels before its first step on a GPU: values beside their twins'.
+"""Attest a run's fused kernels before its first step on a GPU: values beside their twins'.
 
     with attesting(job, parallel, beat) as settle:  a file is read, or workers begin
         …                                           the model is built, weights are loaded
         outcome = settle()                          one rank's verdict is every rank's
 
-Ranks with the same device, driver, compiler and kernels share one attestation, by the first of
-them. What fails stops the run; with `kernels.fallback: true` plain torch takes its place on all
-ranks. The workers are processes of their own, so an illegal access is a verdict like all others.
+The first rank of those with equal device, driver, compiler and kernels attests for them. A kernel
+that fails stops the run; with `kernels.fallback: true` plain torch takes its place on all ranks.
+Workers are separate processes: an illegal access is a verdict, too.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ...models.accounting.shape import Shape
 from ...models.accounting.state import Degrees
 from ...models.attestation.attest import Attestation
 from ...models.attestation.calls import Call, model_calls, trace_calls
-from ...models.attestation.plan import Plan
-from ...models.attestation.record import Record, describe_machine, key_of, make_record
+from ...models.attestation.plan import AttestationPlan
+from ...models.attestation.record import Record, compute_key, describe_machine, make_record
 from ...models.attestation.trials import Verdict
 from ...models.kernels import choice
 from ..accounting.about import ATTESTED
@@ -43,8 +43,8 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What all ranks agreed on."""
+class AttestationOutcome:
+    """The verdict that all ranks share."""
 
     where: Sequence[str]
     """Devices and compilers."""
@@ -92,10 +92,12 @@ class Outcome:
 class Pending:
     """An attestation that may still run."""
 
-    def __init__(self, job: Job, parallel: Parallel, plan: Plan, beat: Callable[[str], None]):
+    def __init__(
+        self, job: Job, parallel: Parallel, plan: AttestationPlan, beat: Callable[[str], None]
+    ):
         self.job, self.parallel, self.plan = job, parallel, plan
-        self.machine = describe_machine(device_of(parallel))
-        self.key = key_of(self.machine, plan)
+        self.machine = describe_machine(str(parallel.device))
+        self.key = compute_key(self.machine, plan)
         self.began = time.monotonic()
         self.record: Record | None = None
         self.workers: Attestation | None = None
@@ -107,12 +109,12 @@ class Pending:
             if self.record is None:
                 self.workers = Attestation(
                     plan,
-                    device_of(parallel),
+                    str(parallel.device),
                     num_workers=max(1, job.threads),
                     report=self._report,
                 )
 
-    def settle(self) -> Outcome:
+    def settle(self) -> AttestationOutcome:
         """Wait for the verdicts of all ranks, and act on them: raise, or let plain torch replace
         the kernels that failed. Collective."""
         attested_here = 0.0
@@ -136,7 +138,7 @@ class Pending:
         if self.workers is not None:
             self.workers.close()
 
-    def _replace(self, outcome: Outcome, records: Sequence[Record]) -> None:
+    def _replace(self, outcome: AttestationOutcome, records: Sequence[Record]) -> None:
         """Let plain torch replace the kernels that failed, or raise."""
         run = self.job.run
         if not run.kernels.fallback:
@@ -161,12 +163,12 @@ def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending 
     if parallel.device.type != "cuda" and not choice.INTERPRETED:
         return None
 
-    def make_plan() -> Plan:
+    def make_plan() -> AttestationPlan:
         calls: list[Call] = []
         for shape in shapes(job):
             calls += [c for c in model_calls(job.model, shape, job.run.z_loss) if c not in calls]
         longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
-        return Plan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
+        return AttestationPlan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
 
     plan = broadcast_first(run_on_first(make_plan, parallel.control), parallel.control)
     assert plan is not None
@@ -176,7 +178,7 @@ def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending 
 @contextlib.contextmanager
 def attesting(
     job: Job, parallel: Parallel, beat: Callable[[str], None]
-) -> Iterator[Callable[[], Outcome | None]]:
+) -> Iterator[Callable[[], AttestationOutcome | None]]:
     """Attest the kernels beside the block, which calls the yielded function for the outcome: None
     where no kernel runs. Collective."""
     pending = begin(job, parallel, beat)
@@ -208,17 +210,13 @@ def shapes(job: Job) -> list[Shape]:
     ]
 
 
-def device_of(parallel: Parallel) -> str:
-    return str(parallel.device)
-
-
 def _gather(value: Any, parallel: Parallel) -> list[Any]:
     values = [None] * dist.get_world_size(parallel.control)
     dist.all_gather_object(values, value, parallel.control)
     return values
 
 
-def _join(records: Sequence[Record], seconds: float) -> Outcome:
+def _join(records: Sequence[Record], seconds: float) -> AttestationOutcome:
     """Return the outcome of all ranks: a kernel that fails on one has failed."""
     failed: dict[str, str] = {}
     for record in records:
@@ -226,7 +224,7 @@ def _join(records: Sequence[Record], seconds: float) -> Outcome:
             failed.setdefault(kernel, problem)
     kernels = {verdict.kernel for record in records for verdict in record.verdicts}
     digests = sorted({record.digest for record in records})
-    return Outcome(
+    return AttestationOutcome(
         where=sorted({record.where for record in records}),
         digest=" ".join(digests),
         kernels=sorted(kernels - set(failed)),

@@ -20,17 +20,17 @@ VERSION = 1
 log = get_logger(__name__)
 
 
-def path_of(key: str) -> Path:
+def locate(key: str) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(home) / "headrace-kernels" / f"{key}.json"
 
 
 def load(key: str) -> Record | None:
     """Return the stored attestation, or None. Say so if there is one that cannot be used."""
-    path = path_of(key)
+    path = locate(key)
     try:
         values = unseal(str(path), path.read_bytes(), hint="", version=VERSION)
-        record = Record.from_dict(values)
+        record = Record.unpack(values)
     except FileNotFoundError:
         return None
     except (OSError, UserError, KeyError, TypeError) as error:
@@ -45,6 +45,6 @@ def save(key: str, record: Record) -> None:
     """Store an attestation that passed. A folder that cannot be written to is no error: the next
     start attests again."""
     try:
-        storage.write(str(path_of(key)), seal({"version": VERSION, **record.to_dict()}))
+        storage.write(str(locate(key)), seal({"version": VERSION, **record.pack()}))
     except UserError as error:
         log.warning("the attestation of the kernels is not kept: %s", error.message)

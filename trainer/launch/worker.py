@@ -57,7 +57,7 @@ from ..run.job import Job
 from ..run.plan_check import followed_plan
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
-from .attestation import Outcome, attesting
+from .attestation import AttestationOutcome, attesting
 from .facts import collect_facts
 from .options import StartOptions
 
@@ -128,8 +128,8 @@ class LoadedEngine:
     """Checkpoint, run or folder; None: a fresh initialisation."""
     resumed: bool
     """True if the run had a checkpoint."""
-    attested: Outcome | None
-    """Outcome of the attestation of the fused kernels; None where none runs."""
+    attested: AttestationOutcome | None
+    """Attestation of the fused kernels; None where none runs."""
 
 
 def _load_engine(

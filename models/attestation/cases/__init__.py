@@ -1,29 +1,36 @@
-"""Cases of every fused kernel and option: inputs, the call, and the twin.
+"""Cases for every fused kernel and option: inputs, the kernel, and its twin.
 
 Tests run them in Triton's interpreter and compile them. On a GPU, benchmarks/long/kernels.py and
-`headrace doctor --kernels` run them, and the start of a run those of its model's calls.
+`headrace doctor --kernels` run them; a run's start runs those for its model's calls.
 """
 
 from __future__ import annotations
 
 from .case import Case
-from .convolutions import modals, short_convolutions, toeplitzes, transforms
-from .scans import selective_scans, ssds
-from .tokens import gated_norms, glus, losses, norms, ropes, routed
+from .convolutions import fft_cases, modal_cases, short_convolution_cases, toeplitz_cases
+from .scans import selective_scan_cases, ssd_cases
+from .tokens import (
+    gated_norm_cases,
+    glu_cases,
+    loss_cases,
+    norm_cases,
+    rope_cases,
+    routed_rows_cases,
+)
 
 
 def all_cases() -> list[Case]:
     return [
-        *losses(),
-        *short_convolutions(),
-        *toeplitzes(),
-        *transforms(),
-        *modals(),
-        *ssds(),
-        *selective_scans(),
-        *norms(),
-        *gated_norms(),
-        *ropes(),
-        *routed(),
-        *glus(),
+        *loss_cases(),
+        *short_convolution_cases(),
+        *toeplitz_cases(),
+        *fft_cases(),
+        *modal_cases(),
+        *ssd_cases(),
+        *selective_scan_cases(),
+        *norm_cases(),
+        *gated_norm_cases(),
+        *rope_cases(),
+        *routed_rows_cases(),
+        *glu_cases(),
     ]

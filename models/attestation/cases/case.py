@@ -1,4 +1,4 @@
-"""A case of a kernel: random inputs, the call of the kernel, and that of its twin."""
+"""A case: random inputs, a kernel, and its twin."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Inputs = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Shape:
+class InputShape:
     rows: int
     length: int
     width: int
 
 
-TINY = Shape(2, 70, 72)
-"""Sizes with more than one tile of each kind; no side is a multiple of a tile."""
-SHORT = Shape(2, 20, 72)
-"""The same for kernels that scan tokens: the interpreter is slow on these."""
-NARROW = Shape(2, 70, 40)
-"""Sizes for blocks of a filter's matrix: a group of channels takes many."""
+TINY = InputShape(2, 70, 72)
+"""More than one tile along every side; no side is a multiple of a tile."""
+SHORT = InputShape(2, 20, 72)
+"""For kernels that scan tokens: the interpreter is slow on these."""
+NARROW = InputShape(2, 70, 40)
+"""For blocks in a filter's matrix: every channel group takes many."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random numbers of a type, on a device."""
+    """Random tensors with a dtype, on a device."""
 
     dtype: torch.dtype
     device: str
@@ -45,9 +45,9 @@ class Draw:
         x = torch.randn(shape, generator=generator, device=self.device)
         return (x * scale).to(self.dtype)
 
-    def documents(self, shape: Shape, *, continued: bool = False) -> Documents:
-        """Return a few documents for each row, one of a single token; the first may begin
-        before the row."""
+    def documents(self, shape: InputShape, *, continued: bool = False) -> Documents:
+        """Return a few documents for every row, one with a single token. `continued` lets the first
+        begin before its row."""
         if not shape.rows:
             return Documents(torch.zeros(0, shape.length, dtype=torch.int64, device=self.device))
         generator = torch.Generator().manual_seed(self.seed)
@@ -66,25 +66,24 @@ class Draw:
 class Case:
     kernel: str
     name: str
-    make: Callable[[Draw, Shape], Inputs]
+    make: Callable[[Draw, InputShape], Inputs]
     run: Callable[..., Any]
     twin: Callable[..., Any]
-    tiny: Shape = TINY
-    """Large enough to find faults, small enough for the interpreter."""
+    tiny: InputShape = TINY
+    """Large enough to show faults, small enough for the interpreter."""
     width: int = 0
-    """Width of a case that does not take the shape's."""
+    """Width, if the case fixes it; 0: the shape's."""
     dtype_name: str = ""
-    """Narrowest dtype of a case whose inputs have dtypes of their own."""
+    """Narrowest input dtype, if the case fixes dtypes; empty: the draw's."""
 
-    def sized(self, name: str, width: int, dtypes: Mapping[str, torch.dtype]) -> Case:
-        """Return a case of this name at one width whatever the shape, with inputs of these dtypes
-        by name."""
+    def fix_sizes(self, name: str, width: int, dtypes: Mapping[str, torch.dtype]) -> Case:
+        """Return a case with this name, a fixed width, and fixed dtypes by input."""
 
-        def make(draw: Draw, shape: Shape) -> Inputs:
+        def make(draw: Draw, shape: InputShape) -> Inputs:
             inputs = self.make(draw, replace(shape, width=width))
             return {
-                name: value.to(dtypes[name]) if name in dtypes and value is not None else value
-                for name, value in inputs.items()
+                key: value.to(dtypes[key]) if key in dtypes and value is not None else value
+                for key, value in inputs.items()
             }
 
         narrowest = min(dtypes.values(), key=lambda dtype: dtype.itemsize)

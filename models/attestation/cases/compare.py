@@ -9,28 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case, Draw, Inputs, Shape
+from .case import Case, Draw, Inputs, InputShape
 
 PEAK = 10.0
-"""An element may be this many times as wrong as its tensor: rounding has tails, and a fault of a
-single element or token is hardly seen in the norm of a tensor."""
+"""An element may be this many times as wrong as its tensor: rounding has tails, and the tensor's
+norm hides a single wrong element or token."""
 REPEATED = ", in a second run"
 INFINITE = float("inf")
 
 
-def errors(
+def measure_errors(
     case: Case,
     draw: Draw,
-    shape: Shape,
+    shape: InputShape,
     prepare: Callable[[Tensor], Tensor] = Tensor.clone,
     *,
     repeated: bool = False,
 ) -> dict[str, float]:
-    """Return the error of every output and gradient: the larger of ‖y − ŷ‖ / ‖ŷ‖ and
-    max |y − ŷ| / (|ŷ| + rms ŷ) / PEAK, where ŷ is the twin's, in fp64; infinite for a NaN.
+    """Return errors of outputs and gradients by name: ‖y − ŷ‖ / ‖ŷ‖ or, if larger,
+    max |y − ŷ| / (|ŷ| + rms ŷ) / PEAK, with ŷ from the twin in fp64. A NaN has an infinite error.
 
-    `prepare` copies the tensors for the kernel. `repeated` runs it twice: a tensor whose bits
-    differ has an infinite error.
+    `prepare` copies tensors for the kernel. `repeated` runs the kernel twice: a tensor whose bits
+    differ has an infinite error under its name + REPEATED.
     """
     inputs = case.make(draw, shape)
     with poisoned():
@@ -40,14 +40,14 @@ def errors(
     tensor_errors = {}
     for name, reference in references.items():
         assert results[name].shape == reference.shape, (case.name, name)
-        tensor_errors[name] = error_of(results[name], reference)
+        tensor_errors[name] = measure_tensor_error(results[name], reference)
         if repeated and not torch.equal(results[name], again[name]):
             tensor_errors[name + REPEATED] = INFINITE
     return tensor_errors
 
 
-def error_of(result: Tensor, reference: Tensor) -> float:
-    """Return the error of a tensor, as in `errors`."""
+def measure_tensor_error(result: Tensor, reference: Tensor) -> float:
+    """Return a tensor's error, as in `measure_errors`."""
     if not reference.numel():
         return 0.0
     difference = (result.double() - reference).abs()
@@ -61,7 +61,7 @@ def error_of(result: Tensor, reference: Tensor) -> float:
 def evaluate(
     function: Callable[..., Any], inputs: Inputs, draw: Draw, convert: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Return the outputs of `function`, and the gradients of its floating-point inputs."""
+    """Return outputs of `function`, and gradients for floating-point inputs, by name."""
     arguments = {
         name: convert(value.detach()).requires_grad_()
         if isinstance(value, Tensor) and value.is_floating_point()
@@ -86,7 +86,7 @@ def evaluate(
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, torch fills the memory that it allocates with NaN, to show what no kernel writes."""
+    """Let torch fill new memory with NaN, which shows elements that no kernel writes."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -96,6 +96,6 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
-def apart(x: Tensor) -> Tensor:
-    """Return the same numbers with gaps in memory between all of them."""
+def add_gaps(x: Tensor) -> Tensor:
+    """Return equal values with gaps in memory between them."""
     return torch.stack([x, x], dim=-1)[..., 0]

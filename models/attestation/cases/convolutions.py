@@ -1,5 +1,5 @@
-"""Gated convolutions by their four kernels: taps in registers, blocks of a filter's matrix,
-Fourier transforms, and the modal form."""
+"""Gated convolutions by four kernels: taps in registers, blocks in a filter's matrix, Fourier
+transforms, and the modal form."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from ...config.options.names import Kernel
 from ...documents import Documents
 from ...kernels.fft_convolution import fft_convolution
 from ...layers.gated_convolution import gated_convolution, gated_modal, plain
-from .case import NARROW, SHORT, Case, Draw, Inputs, Shape
+from .case import NARROW, SHORT, Case, Draw, Inputs, InputShape
 
 SHAPES = {"short_convolution": SHORT, "toeplitz": NARROW}
 
 
-def short_convolutions() -> Iterator[Case]:
+def short_convolution_cases() -> Iterator[Case]:
     name = "short_convolution"
-    yield direct(name, 7, 8, packed=True)  # Hyena-SE
-    yield direct(name, 7, 8)
-    yield direct(name, 3, 1, gated=False)  # a featurizer
-    yield direct(name, 3, 1, gated=False, bias=True, history=True, packed=True)
-    yield direct(name, 4, 1, gated=False, silu=True, bias=True, packed=True)  # Mamba
-    yield direct(name, 1, 3, bias=True, skip=True)
-    yield direct(name, 16, 24, silu=True, bias=True, skip=True, history=True, packed=True)
+    yield direct_case(name, 7, 8, packed=True)  # Hyena-SE
+    yield direct_case(name, 7, 8)
+    yield direct_case(name, 3, 1, gated=False)  # a featurizer
+    yield direct_case(name, 3, 1, gated=False, bias=True, history=True, packed=True)
+    yield direct_case(name, 4, 1, gated=False, silu=True, bias=True, packed=True)  # Mamba
+    yield direct_case(name, 1, 3, bias=True, skip=True)
+    yield direct_case(name, 16, 24, silu=True, bias=True, skip=True, history=True, packed=True)
 
 
-def toeplitzes() -> Iterator[Case]:
+def toeplitz_cases() -> Iterator[Case]:
     name = "toeplitz"
-    yield direct(name, 128, 16, skip=True, packed=True)  # Hyena-MR
-    yield direct(name, 128, 16)
-    yield direct(name, 65, 20, skip=True)  # two passes
-    yield direct(name, 17, 18, gated=False, history=True, packed=True)
-    yield direct(name, 130, 8, history=True, packed=True)
-    yield direct(name, 257, 40, skip=True, history=True, packed=True)  # the longest
+    yield direct_case(name, 128, 16, skip=True, packed=True)  # Hyena-MR
+    yield direct_case(name, 128, 16)
+    yield direct_case(name, 65, 20, skip=True)  # two passes
+    yield direct_case(name, 17, 18, gated=False, history=True, packed=True)
+    yield direct_case(name, 130, 8, history=True, packed=True)
+    yield direct_case(name, 257, 40, skip=True, history=True, packed=True)  # the longest
 
 
-def direct(
+def direct_case(
     kernel: str,
     reach: int,
     share: int,
@@ -52,9 +52,9 @@ def direct(
 ) -> Case:
     options = {"gated": gated, "silu": silu, "bias": bias, "skip": skip}
     options |= {"history": history, "packed": packed}
-    named = [name for name, on in options.items() if on]
+    features = [option for option, enabled in options.items() if enabled]
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         width = shape.width // share * share
         inputs: Inputs = {
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gated else 1)),
@@ -78,23 +78,23 @@ def direct(
     def twin(**inputs: Any) -> Tensor:
         return plain(gated=gated, silu=silu, method="direct", **inputs)
 
-    name = ", ".join([f"{reach} taps, {share} each", *named])
+    name = ", ".join([f"{reach} taps, {share} each", *features])
     return Case(kernel, name, make, run, twin, SHAPES[kernel])
 
 
-def transforms() -> Iterator[Case]:
-    """Filters shorter and longer than the row; several pieces of channels and lengths."""
-    yield transform(300, 1, gates=True, packed=True)
-    yield transform(33, 3, gates=False, packed=False)
+def fft_cases() -> Iterator[Case]:
+    """Filters shorter and longer than the row."""
+    yield fft_case(300, 1, gates=True, packed=True)
+    yield fft_case(33, 3, gates=False, packed=False)
 
 
-def transform(
+def fft_case(
     reach: int, share: int, *, gates: bool, packed: bool, skip: bool | None = None
 ) -> Case:
     """Gates come with a skip, unless `skip` says otherwise."""
     skip = gates if skip is None else skip
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         width = shape.width // share * share
         inputs: Inputs = {
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
@@ -119,18 +119,20 @@ def transform(
     return Case("fft_convolution", name, make, run, twin)
 
 
-def modals() -> Iterator[Case]:
-    yield modal(16, gates=True, state=False, packed=True)
-    yield modal(5, gates=False, state=True, packed=True)
-    yield modal(17, gates=True, state=True, packed=True)
-    yield modal(4, gates=True, state=True, packed=False)
+def modal_cases() -> Iterator[Case]:
+    yield modal_case(16, gates=True, state=False, packed=True)
+    yield modal_case(5, gates=False, state=True, packed=True)
+    yield modal_case(17, gates=True, state=True, packed=True)
+    yield modal_case(4, gates=True, state=True, packed=False)
 
 
-def modal(modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | None = None) -> Case:
+def modal_case(
+    modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | None = None
+) -> Case:
     """Gates come with a skip, unless `skip` says otherwise."""
     skip = gates if skip is None else skip
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         width = shape.width
         inputs: Inputs = {
             "x": draw.normal("x", shape.rows, shape.length, width * (3 if gates else 1)),
@@ -144,7 +146,7 @@ def modal(modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | No
             inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
-    def by(kernel: Kernel) -> Callable[..., Any]:
+    def make_run(kernel: Kernel) -> Callable[..., Any]:
         def run(**inputs: Any) -> Any:
             y, last = gated_modal(gated=gates, final_state=state, kernel=kernel, **inputs)
             return (y, last) if state else y
@@ -152,4 +154,4 @@ def modal(modes: int, *, gates: bool, state: bool, packed: bool, skip: bool | No
         return run
 
     name = f"{modes} states{', gated' * gates}{', a state' * state}{', packed' * packed}"
-    return Case("modal", name, make, by("triton"), by("torch"))
+    return Case("modal", name, make, make_run("triton"), make_run("torch"))

@@ -1,5 +1,5 @@
-"""Cases of the kernels that store rows in FP8: the twin rounds what the kernel stores beside it, so
-the FP8 values are compared to the bit."""
+"""Kernels that store rows in FP8: the twin rounds the output that the kernel stores beside them, so
+FP8 values are compared to the bit."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from ...kernels.gated_rms_norm import gated_rms_norm, gated_rms_norm_fp8
 from ...kernels.glu import glu, glu_fp8
 from ...kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_fp8
 from ...layers import fp8
-from .case import Case, Draw, Inputs, Shape
-from .tokens import EPS, gated_norm, norm
-from .tokens import glu as glu_case
+from .case import Case, Draw, Inputs, InputShape
+from .tokens import EPS, gated_norm_case, glu_case, norm_case
 
 
 def fp8_cases() -> list[Case]:
-    """Return cases whose `run` returns outputs, and the last one in FP8; `twin`, another kernel,
-    returns the same outputs without FP8, with equal bits."""
+    """Return cases whose `run` returns outputs, then the last output in FP8; the `twin`, another
+    kernel, returns the outputs alone, with equal bits."""
 
-    def rows(draw: Draw, s: Shape) -> Inputs:
+    def rows(draw: Draw, s: InputShape) -> Inputs:
         x, weight = draw.normal("x", s.rows, s.length, s.width), draw.normal("weight", s.width)
         return {"x": x, "weight": weight}
 
-    def summed(draw: Draw, s: Shape) -> Inputs:
+    def summed(draw: Draw, s: InputShape) -> Inputs:
         return {**rows(draw, s), "residual": draw.normal("residual", s.rows, s.length, s.width)}
 
-    def gates(draw: Draw, s: Shape) -> Inputs:
+    def gates(draw: Draw, s: InputShape) -> Inputs:
         return {"x": draw.normal("x", s.rows, s.length, 2 * s.width)}
 
-    def gated(draw: Draw, s: Shape) -> Inputs:
-        given = rows(draw, s)
-        return {"y": given["x"], "z": given["x"].flip(0), "weight": given["weight"]}
+    def gated(draw: Draw, s: InputShape) -> Inputs:
+        x, weight = rows(draw, s).values()
+        return {"y": x, "z": x.flip(0), "weight": weight}
 
     def powers(weight: Tensor) -> Tensor:
         return torch.exp2(weight.detach().round())
@@ -45,7 +44,7 @@ def fp8_cases() -> list[Case]:
     def scaled(x: Tensor, weight: Tensor) -> Tensor:
         return x * powers(weight) + 0 * weight  # all inputs have gradients
 
-    def of_ranks(x: Tensor) -> tuple[Tensor, Tensor]:
+    def round_across_ranks(x: Tensor) -> tuple[Tensor, Tensor]:
         result: tuple[Tensor, Tensor] = fp8_rows(x, None, x.abs().amax(-1, keepdim=True).float())
         return result
 
@@ -83,43 +82,43 @@ def fp8_cases() -> list[Case]:
             "fp8",
             "rows of several ranks",
             rows,
-            lambda x, weight: (x * weight, *of_ranks((x * weight).detach())),
+            lambda x, weight: (x * weight, *round_across_ranks((x * weight).detach())),
             lambda x, weight: (x * weight,),
         ),
     ]
 
 
 def attested_fp8_cases() -> list[Case]:
-    """Return cases like all others: outputs and gradients beside their twin's in fp64, and the
-    number of FP8 values and scales that differ from the rounding of the output beside them."""
+    """Return cases that add a count to the outputs: FP8 values and scales that differ from a
+    rounding of the output beside them."""
     return [
-        fp8_norm(outside=False),
-        fp8_norm(outside=True, residual=True),
-        fp8_glu("silu"),
-        fp8_gated_norm(),
-        fp8_rounding(),
+        fp8_norm_case(outside=False),
+        fp8_norm_case(outside=True, residual=True),
+        fp8_glu_case("silu"),
+        fp8_gated_norm_case(),
+        fp8_rounding_case(),
     ]
 
 
-def fp8_norm(*, outside: bool, residual: bool = False, eps: float = EPS) -> Case:
+def fp8_norm_case(*, outside: bool, residual: bool = False, eps: float = EPS) -> Case:
     def run(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = rms_norm_fp8(x, residual, weight, eps, outside)
         return outputs if residual is not None else outputs[1:]
 
-    return _stored(norm(outside=outside, residual=residual, eps=eps), run)
+    return _stored(norm_case(outside=outside, residual=residual, eps=eps), run)
 
 
-def fp8_gated_norm(eps: float = EPS) -> Case:
+def fp8_gated_norm_case(eps: float = EPS) -> Case:
     def run(y: Tensor, wide: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = gated_rms_norm_fp8(
             y, wide[..., 8 : 8 + len(weight)], weight, eps
         )
         return outputs
 
-    return _stored(gated_norm(1, eps), run)
+    return _stored(gated_norm_case(1, eps), run)
 
 
-def fp8_glu(activation: Activation) -> Case:
+def fp8_glu_case(activation: Activation) -> Case:
     def run(x: Tensor) -> tuple[Tensor, ...]:
         outputs: tuple[Tensor, ...] = glu_fp8(x, activation)
         return outputs
@@ -127,10 +126,10 @@ def fp8_glu(activation: Activation) -> Case:
     return _stored(glu_case(activation), run)
 
 
-def fp8_rounding() -> Case:
-    """Rows alone, and rows times gains that are powers of two, as the scales of a matrix are."""
+def fp8_rounding_case() -> Case:
+    """Rows alone, and rows times gains that are powers of two, like a matrix's scales."""
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         x = draw.normal("x", shape.rows, shape.length, shape.width)
         return {"x": x, "powers": torch.exp2(draw.normal("gains", shape.width).round())}
 
@@ -145,7 +144,7 @@ def fp8_rounding() -> Case:
 
 
 def _stored(case: Case, run: Callable[..., tuple[Tensor, ...]]) -> Case:
-    """Return the case of a kernel that also stores its last output in FP8."""
+    """Return the case for a kernel that also stores its last output in FP8."""
 
     def run_and_count(**inputs: Any) -> tuple[Tensor, ...]:
         *outputs, values, scales = run(**inputs)
@@ -161,7 +160,7 @@ def _stored(case: Case, run: Callable[..., tuple[Tensor, ...]]) -> Case:
 
 
 def _count_differences(stored: tuple[Tensor, Tensor], rounded: tuple[Tensor, Tensor]) -> Tensor:
-    """Count the values and scales that differ, [1]."""
+    """Count values and scales that differ, [1]."""
     pairs = zip(stored, rounded, strict=True)
     return sum_tensors((a.float() != b.float()).sum().view(1) for a, b in pairs)
 

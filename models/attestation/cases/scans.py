@@ -11,15 +11,15 @@ from torch import Tensor
 from ...config.options.names import Kernel
 from ...layers.gated_scan import gated_scan
 from ...layers.mixed_scan import mixed_scan
-from .case import SHORT, Case, Draw, Inputs, Shape
+from .case import SHORT, Case, Draw, Inputs, InputShape
 
 
-def ssds() -> Iterator[Case]:
-    yield ssd(1, 6, state=False, packed=True)
-    yield ssd(2, 4, state=True, packed=False)
+def ssd_cases() -> Iterator[Case]:
+    yield ssd_case(1, 6, state=False, packed=True)
+    yield ssd_case(2, 4, state=True, packed=False)
 
 
-def ssd(
+def ssd_case(
     groups: int,
     heads: int,
     *,
@@ -28,9 +28,9 @@ def ssd(
     head_dim: int | None = None,
     state_size: int | None = None,
 ) -> Case:
-    """Sizes that are not given are Mamba-2's, or small and odd in narrow shapes."""
+    """Default sizes are Mamba-2's, or small and odd in narrow shapes."""
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         over = shape.rows, shape.length
         dim = head_dim or (10 if shape.width < 100 else 64)
         size = state_size or (17 if shape.width < 100 else 128)
@@ -49,7 +49,7 @@ def ssd(
             inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
-    def by(kernel: Kernel) -> Callable[..., Any]:
+    def make_run(kernel: Kernel) -> Callable[..., Any]:
         def run(x: Tensor, dt: Tensor, B: Tensor, C: Tensor, **inputs: Any) -> Any:
             xBC = torch.cat([x, B, C], dim=-1)
             return mixed_scan(
@@ -65,16 +65,16 @@ def ssd(
 
     sizes = f" of {head_dim} × {state_size}" if head_dim else ""
     name = f"{heads} heads{sizes}, {groups} groups{', a state' * state}{', packed' * packed}"
-    return Case("ssd", name, make, by("triton"), by("torch"))
+    return Case("ssd", name, make, make_run("triton"), make_run("torch"))
 
 
-def selective_scans() -> Iterator[Case]:
-    yield selective(1, 16, state=False, packed=True)
-    yield selective(2, 3, state=True, packed=True)
+def selective_scan_cases() -> Iterator[Case]:
+    yield selective_scan_case(1, 16, state=False, packed=True)
+    yield selective_scan_case(2, 3, state=True, packed=True)
 
 
-def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
-    def make(draw: Draw, shape: Shape) -> Inputs:
+def selective_scan_case(heads: int, size: int, *, state: bool, packed: bool) -> Case:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         over, channels = (shape.rows, shape.length), shape.width // heads
         inputs: Inputs = {
             "x": draw.normal("x", *over, heads, channels),
@@ -91,7 +91,7 @@ def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
             inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
-    def by(kernel: Kernel) -> Callable[..., Any]:
+    def make_run(kernel: Kernel) -> Callable[..., Any]:
         def run(wide: Tensor, z: Tensor, **inputs: Any) -> tuple[Tensor, Tensor]:
             _, B, C = wide.split([5, size, size], dim=-1)  # slices, as of a projection
             return gated_scan(B=B, C=C, z=z[..., 8:], kernel=kernel, **inputs)
@@ -99,4 +99,4 @@ def selective(heads: int, size: int, *, state: bool, packed: bool) -> Case:
         return run
 
     name = f"{heads} heads, {size} states{', a state' * state}{', packed' * packed}"
-    return Case("selective_scan", name, make, by("triton"), by("torch"), SHORT)
+    return Case("selective_scan", name, make, make_run("triton"), make_run("torch"), SHORT)

@@ -1,4 +1,4 @@
-"""Operations on single tokens: norms, rotations, gates, and the loss."""
+"""Kernels without neighbours in a row: norms, rotations, gates, routed rows, and the loss."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ...layers.rope import rotate, rotation
 from ...layers.routed_rows import combine, dispatch, sort_choices
 from ...model.loss import cross_entropy
 from ...operators.mlp import apply_gate
-from .case import Case, Draw, Inputs, Shape
+from .case import Case, Draw, Inputs, InputShape
 
 EPS = 1e-2
 
 
-def norms() -> Iterator[Case]:
+def norm_cases() -> Iterator[Case]:
     for outside in (False, True):
-        yield norm(outside=outside)
-        yield norm(outside=outside, pair=True)
-        yield norm(outside=outside, residual=True)
-    yield norm(outside=True, residual=True, wide=True)
+        yield norm_case(outside=outside)
+        yield norm_case(outside=outside, pair=True)
+        yield norm_case(outside=outside, residual=True)
+    yield norm_case(outside=True, residual=True, wide=True)
 
 
-def norm(
+def norm_case(
     *,
     outside: bool,
     pair: bool = False,
@@ -40,7 +40,7 @@ def norm(
     wide: bool = False,
     eps: float = EPS,
 ) -> Case:
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         over = (shape.rows, shape.length, shape.width)
         inputs = {"x": draw.normal("x", *over), "weight": draw.normal("weight", shape.width)}
         if residual:
@@ -61,13 +61,13 @@ def norm(
     return Case("rms_norm", name + ", an fp32 stream and weight" * wide, make, run, twin)
 
 
-def gated_norms() -> Iterator[Case]:
-    yield gated_norm(1)
-    yield gated_norm(4)
+def gated_norm_cases() -> Iterator[Case]:
+    yield gated_norm_case(1)
+    yield gated_norm_case(4)
 
 
-def gated_norm(groups: int, eps: float = EPS) -> Case:
-    def make(draw: Draw, shape: Shape) -> Inputs:
+def gated_norm_case(groups: int, eps: float = EPS) -> Case:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         width = shape.width // groups * groups
         y = draw.normal("y", shape.rows, shape.length, width)
         wide = draw.normal("wide", shape.rows, shape.length, width + 24)
@@ -84,15 +84,15 @@ def gated_norm(groups: int, eps: float = EPS) -> Case:
     return Case("gated_rms_norm", f"{groups} groups", make, run, twin)
 
 
-def ropes() -> Iterator[Case]:
-    yield rope(4, 16, packed=True)
-    yield rope(3, 10, packed=False)
+def rope_cases() -> Iterator[Case]:
+    yield rope_case(4, 16, packed=True)
+    yield rope_case(3, 10, packed=False)
 
 
-def rope(heads: int, turning: float, *, packed: bool, head_dim: int | None = None) -> Case:
-    """`turning` sixteenths of the channels of a head turn."""
+def rope_case(heads: int, turning: float, *, packed: bool, head_dim: int | None = None) -> Case:
+    """`turning` sixteenths of a head's channels turn."""
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         dim = head_dim or max(16, shape.width // 32)
         joint = draw.normal("x", shape.rows, shape.length, (heads + 1) * dim)
         positions = torch.arange(shape.length, device=draw.device).unsqueeze(0)
@@ -100,7 +100,7 @@ def rope(heads: int, turning: float, *, packed: bool, head_dim: int | None = Non
             positions = draw.documents(shape).positions
         return {"joint": joint, "positions": positions, "dim": dim}
 
-    def by(kernel: Kernel) -> Callable[..., Tensor]:
+    def make_run(kernel: Kernel) -> Callable[..., Tensor]:
         def run(joint: Tensor, positions: Tensor, dim: int) -> Tensor:
             x = joint[..., : heads * dim].unflatten(-1, (heads, dim))
             cos, sin = rotation(Rope(base=100.0), positions, round(dim * turning / 16))
@@ -110,31 +110,31 @@ def rope(heads: int, turning: float, *, packed: bool, head_dim: int | None = Non
 
     size = f" of {head_dim}" if head_dim else ""
     name = f"{heads} heads{size}, {turning:g}/16 turning{', packed' * packed}"
-    return Case("rope", name, make, by("triton"), by("torch"))
+    return Case("rope", name, make, make_run("triton"), make_run("torch"))
 
 
-def glus() -> Iterator[Case]:
+def glu_cases() -> Iterator[Case]:
     for activation in get_args(Activation):
-        yield glu(activation)
+        yield glu_case(activation)
 
 
-def glu(activation: Activation) -> Case:
-    def make(draw: Draw, shape: Shape) -> Inputs:
+def glu_case(activation: Activation) -> Case:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         return {"x": draw.normal("x", shape.rows, shape.length, 2 * shape.width)}
 
-    def by(kernel: Kernel) -> Callable[..., Tensor]:
+    def make_run(kernel: Kernel) -> Callable[..., Tensor]:
         return lambda x: apply_gate(x, activation, kernel)
 
-    return Case("glu", activation, make, by("triton"), by("torch"))
+    return Case("glu", activation, make, make_run("triton"), make_run("torch"))
 
 
-def routed() -> Iterator[Case]:
-    yield routed_rows(1)
-    yield routed_rows(3)
+def routed_rows_cases() -> Iterator[Case]:
+    yield routed_rows_case(1)
+    yield routed_rows_case(3)
 
 
-def routed_rows(choices: int) -> Case:
-    def make(draw: Draw, shape: Shape) -> Inputs:
+def routed_rows_case(choices: int) -> Case:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         tokens = shape.rows * shape.length
         return {
             "x": draw.normal("x", tokens, shape.width),
@@ -143,30 +143,30 @@ def routed_rows(choices: int) -> Case:
             "experts": draw.normal("experts", tokens, choices).mul(2).long(),
         }
 
-    def by(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
+    def make_run(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
         def run(x: Tensor, rows: Tensor, weights: Tensor, experts: Tensor) -> tuple[Tensor, Tensor]:
-            """Rows stand in the order of tokens outside the kernel."""
+            """Outside the kernel, rows are in token order."""
             places = sort_choices(experts)
             flat = places.flatten()
-            there = dispatch(x, places, kernel).index_select(0, flat)
+            dispatched = dispatch(x, places, kernel).index_select(0, flat)
             by_expert = torch.empty_like(rows).index_copy(0, flat, rows)
-            return there, combine(by_expert, places, weights, kernel)
+            return dispatched, combine(by_expert, places, weights, kernel)
 
         return run
 
     name = f"{choices} experts for each token"
-    return Case("routed_rows", name, make, by("triton"), by("torch"))
+    return Case("routed_rows", name, make, make_run("triton"), make_run("torch"))
 
 
-def losses() -> Iterator[Case]:
-    yield loss(0.0, weighted=False)
-    yield loss(1e-2, weighted=True)
+def loss_cases() -> Iterator[Case]:
+    yield loss_case(0.0, weighted=False)
+    yield loss_case(1e-2, weighted=True)
 
 
-def loss(z_loss: float, *, weighted: bool, ids: int | None = None) -> Case:
-    """`ids` of the vocabulary: without it an odd number, which grows with the width."""
+def loss_case(z_loss: float, *, weighted: bool, ids: int | None = None) -> Case:
+    """`ids` is the vocabulary's size: by default an odd number that grows with the width."""
 
-    def make(draw: Draw, shape: Shape) -> Inputs:
+    def make(draw: Draw, shape: InputShape) -> Inputs:
         tokens, vocabulary = shape.rows * shape.length, ids or 5 * shape.width + 3
         targets = draw.normal("targets", tokens).abs().mul(1e4).long() % vocabulary
         weights = draw.normal("weights", tokens).abs().float()
@@ -179,10 +179,10 @@ def loss(z_loss: float, *, weighted: bool, ids: int | None = None) -> Case:
         }
 
     def run(hidden: Tensor, weight: Tensor, fixed: Any) -> tuple[Tensor, Tensor]:
-        total, each, *_ = linear_cross_entropy(
+        total, token_losses, *_ = linear_cross_entropy(
             hidden, weight, *fixed, z_loss, True, len(weight), ""
         )
-        return total, each
+        return total, token_losses
 
     def twin(hidden: Tensor, weight: Tensor, fixed: Any) -> tuple[Tensor, Tensor]:
         logits = hidden @ weight.T

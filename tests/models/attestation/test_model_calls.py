@@ -13,8 +13,8 @@ from headrace.models.accounting.shape import Shape
 from headrace.models.accounting.state import Degrees
 from headrace.models.attestation.calls import model_calls
 from headrace.models.attestation.cases import all_cases
-from headrace.models.attestation.model_cases import CASES_BY_OP, cases_of
-from headrace.models.attestation.plan import Plan
+from headrace.models.attestation.model_cases import CASES_BY_OP, build_cases
+from headrace.models.attestation.plan import AttestationPlan
 from headrace.models.attestation.trials import TILE
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
@@ -34,7 +34,7 @@ def names(model: str, precision: str = "bf16", *, tp: int = 1, z_loss: float = 0
         device="cuda",
         degrees=Degrees(tp=tp),
     )
-    cases = cases_of(model_calls(load_model_config(model), shape, z_loss))
+    cases = build_cases(model_calls(load_model_config(model), shape, z_loss))
     return [f"{case.kernel}: {case.name}" for case in cases]
 
 
@@ -81,7 +81,7 @@ def test_a_known_fault_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_begin_at_one_tile_and_their_loops_have_many_turns() -> None:
     shape = Shape(rows=1, seq_len=8200, precision=PRECISIONS["bf16"], device="cuda")
     calls = model_calls(load_model_config("hybrid-1b"), shape)
-    for subject in Plan(calls=calls, longest=8200).subjects():
+    for subject in AttestationPlan(calls=calls, longest=8200).subjects():
         lengths = [trial.length for trial in subject.trials]
         assert lengths[:2] == [TILE, TILE + 1]
         assert all(length % 16 == 8200 % 16 for length in lengths[2:]), "as it is compiled for"
@@ -90,7 +90,7 @@ def test_rows_begin_at_one_tile_and_their_loops_have_many_turns() -> None:
 
 def test_plans_travel_to_workers() -> None:
     shape = Shape(rows=1, seq_len=64, precision=PRECISIONS["fp32"], device="cuda")
-    plan = Plan(calls=model_calls(load_model_config("tiny-moe"), shape), longest=64)
-    assert Plan.from_json(plan.to_json()) == plan
-    table = Plan(dtypes=["float32"])
+    plan = AttestationPlan(calls=model_calls(load_model_config("tiny-moe"), shape), longest=64)
+    assert AttestationPlan.decode(plan.encode()) == plan
+    table = AttestationPlan(dtypes=["float32"])
     assert len(table.subjects()) > len(all_cases())

@@ -11,8 +11,8 @@ PLANTED = """
 import importlib.util, itertools, json, sys, tempfile
 from pathlib import Path
 from headrace.models.attestation.calls import Call
-from headrace.models.attestation.plan import Plan
-from headrace.models.attestation.worker import run
+from headrace.models.attestation.plan import AttestationPlan
+from headrace.models.attestation.worker import run_subject
 from headrace.models.kernels import toeplitz
 from headrace.models.kernels.programs import toeplitz as programs
 
@@ -27,7 +27,7 @@ FAULTS = {
 shapes = {"x": [1, 99, 48], "taps": [1, 33], "skip": [16], "positions": [1, 99]}
 dtypes = {"x": "float32", "taps": "float32", "skip": "float32", "positions": "int64"}
 call = Call("toeplitz", shapes, dtypes, {"history": None, "gated": True})
-plain, packed = Plan(calls=[call], longest=99, tiny=True).subjects()
+plain, packed = AttestationPlan(calls=[call], longest=99, tiny=True).subjects()
 problems = {}
 for name, (text, fault) in FAULTS.items():
     source = Path(programs.__file__).read_text()
@@ -40,7 +40,7 @@ for name, (text, fault) in FAULTS.items():
     planted.random = itertools.count(1).__next__
     toeplitz._programs = lambda: planted
     cases = [plain, packed] if name in ("none", "a wrong row") else [plain]
-    problems[name] = [run(case, "cpu")[0].problem for case in cases]
+    problems[name] = [run_subject(case, "cpu")[0].problem for case in cases]
 print(json.dumps(problems))
 """
 

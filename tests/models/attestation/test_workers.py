@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.attestation import attest
 from headrace.models.attestation.attest import Attestation
-from headrace.models.attestation.plan import Plan
+from headrace.models.attestation.plan import AttestationPlan
 
 CASES = ["silu", "gelu", "gelu-tanh", "relu", "identity"]
 WORKER = """
@@ -31,7 +31,7 @@ def test_a_worker_that_ends_gives_its_case_a_verdict(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attest, "COMMAND", [sys.executable, "-c", WORKER])
     counts: list[tuple[int, int]] = []
     attestation = Attestation(
-        Plan(kernels=["glu"], dtypes=["float32"], tiny=True),
+        AttestationPlan(kernels=["glu"], dtypes=["float32"], tiny=True),
         "cpu",
         num_workers=1,
         report=lambda _, count, total: counts.append((count, total)),
@@ -51,14 +51,16 @@ def test_a_worker_that_ends_gives_its_case_a_verdict(monkeypatch: pytest.MonkeyP
 
 def test_a_worker_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attest, "COMMAND", [sys.executable, "-c", "import time; time.sleep(99)"])
-    plan = Plan(kernels=["routed_rows"], dtypes=["float32"], tiny=True)
-    verdicts = Attestation(plan, "cpu", num_workers=2, patience=0.5).verdicts()
+    plan = AttestationPlan(kernels=["routed_rows"], dtypes=["float32"], tiny=True)
+    verdicts = Attestation(plan, "cpu", num_workers=2, timeout=0.5).verdicts()
     assert [verdict.problem for verdict in verdicts] == ["it did not end within 0.5 seconds"] * 2
 
 
 def test_workers_end_with_the_attestation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attest, "COMMAND", [sys.executable, "-c", "input(); input()"])
-    attestation = Attestation(Plan(kernels=["glu"], dtypes=["float32"], tiny=True), "cpu")
+    attestation = Attestation(
+        AttestationPlan(kernels=["glu"], dtypes=["float32"], tiny=True), "cpu"
+    )
     while not all(worker.process for worker in attestation._workers):
         pass
     processes = [worker.process for worker in attestation._workers]

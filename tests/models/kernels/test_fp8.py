@@ -16,7 +16,7 @@ INTERPRETED = """
 import sys
 import torch
 from support.kernels.bf16_interpreter import correct_bf16
-from headrace.models.attestation.cases.case import Draw, Shape
+from headrace.models.attestation.cases.case import Draw, InputShape
 from headrace.models.attestation.cases.compare import evaluate
 from headrace.models.attestation.cases.fp8 import fp8_cases
 from headrace.models.kernels.fp8 import E4M3
@@ -25,7 +25,7 @@ from headrace.models.layers import fp8
 torch.set_num_threads(1)
 correct_bf16()
 for dtype in (torch.float32, torch.bfloat16):
-    draw, shape = Draw(dtype, "cpu", 1), Shape(2, 9, 72)
+    draw, shape = Draw(dtype, "cpu", 1), InputShape(2, 9, 72)
     for case in fp8_cases():
         inputs = case.make(draw, shape)
         found = evaluate(case.run, inputs, draw, torch.Tensor.clone)

@@ -23,7 +23,7 @@ import torch
 from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases import all_cases
 from headrace.models.attestation.cases.case import Draw
-from headrace.models.attestation.cases.compare import errors
+from headrace.models.attestation.cases.compare import measure_errors
 from headrace.models.kernels import fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
@@ -42,7 +42,7 @@ draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)
 cases = all_cases()
 if sys.argv[2] == "one of each kernel":
     cases = list({case.kernel: case for case in cases}.values())
-found = {f"{case.kernel}: {case.name}": errors(case, draw, case.tiny) for case in cases}
+found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, case.tiny) for case in cases}
 nudged = {}
 for case in cases if sys.argv[1] == "float32" else []:
     for name, value in case.make(draw, case.tiny).items():
@@ -53,7 +53,7 @@ for case in cases if sys.argv[1] == "float32" else []:
             return case.twin(**inputs)
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             other = dataclasses.replace(case, run=case.twin, twin=nudge)
-            error = max(errors(other, draw, case.tiny).values())
+            error = max(measure_errors(other, draw, case.tiny).values())
             nudged[f"{case.kernel}: {case.name}: {name}"] = error
 print(json.dumps([found, nudged]))
 """
@@ -62,24 +62,24 @@ IN_A_GRAPH = """
 import sys
 import torch
 from headrace.models.attestation.cases import all_cases
-from headrace.models.attestation.cases.case import Draw, Shape
-from headrace.models.attestation.cases.compare import apart, evaluate
+from headrace.models.attestation.cases.case import Draw, InputShape
+from headrace.models.attestation.cases.compare import add_gaps, evaluate
 from headrace.models.kernels import modal, selective_scan
 
 torch.set_num_threads(1)
 modal.BLOCK = modal.BLOCKS = 4
 selective_scan.CHUNK = 8  # the interpreter also scans tokens outside the row
-draw, shape = Draw(torch.float32, "cpu", 2), Shape(1, 9, 72)
+draw, shape = Draw(torch.float32, "cpu", 2), InputShape(1, 9, 72)
 last = {case.kernel: case for case in all_cases()}
 
 for case in last.values():
     inputs = case.make(draw, shape)
     graph = torch.compile(case.run, fullgraph=True, backend="aot_eager")
     alone = evaluate(case.run, inputs, draw, torch.Tensor.clone)
-    together = evaluate(graph, inputs, draw, apart)
+    together = evaluate(graph, inputs, draw, add_gaps)
     for name, value in alone.items():
         torch.testing.assert_close(together[name], value, msg=f"{case.kernel}: {name}")
-    nothing = evaluate(case.run, case.make(draw, Shape(0, 9, 72)), draw, torch.Tensor.clone)
+    nothing = evaluate(case.run, case.make(draw, InputShape(0, 9, 72)), draw, torch.Tensor.clone)
     assert not any(value.count_nonzero() for value in nothing.values()), case.kernel
     calls = []
     class Calls(torch.utils._python_dispatch.TorchDispatchMode):
@@ -121,10 +121,10 @@ import json
 import torch
 from support.kernels.binaries import LONG, compiled, every_launch
 from headrace.models.attestation.cases import all_cases
-from headrace.models.attestation.cases.case import Shape
+from headrace.models.attestation.cases.case import InputShape
 
 [case, _] = [case for case in all_cases() if case.kernel == "linear_cross_entropy"]
-launches = every_launch([case], Shape(1, 16, 208), [torch.bfloat16])
+launches = every_launch([case], InputShape(1, 16, 208), [torch.bfloat16])
 narrow = {launch.name: compiled(launch, 90).narrow for launch in launches}
 case = next(case for case in all_cases() if case.kernel == "toeplitz" and "packed" in case.name)
 products = {}

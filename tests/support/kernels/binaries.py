@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from headrace.models.attestation.cases.case import Case, Draw, Shape
+from headrace.models.attestation.cases.case import Case, Draw, InputShape
 from headrace.models.attestation.cases.compare import evaluate
 from headrace.models.kernels import (
     choice,
@@ -47,7 +47,7 @@ KINDS = {
     torch.bool: "i1",
 }
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-LONG = Shape(1, 512, 4096)
+LONG = InputShape(1, 512, 4096)
 """Rows that count as long here: a few PROGRAMS process several tiles each."""
 PROGRAMS = 16
 
@@ -102,7 +102,7 @@ class Binary:
     """Instructions that load or store fewer than four bytes of a thread."""
 
 
-def launches(case: Case, shape: Shape, dtype: torch.dtype) -> list[Launch]:
+def launches(case: Case, shape: InputShape, dtype: torch.dtype) -> list[Launch]:
     """Return each launch of a forward and a backward pass on a GPU, once; then the launches of the
     first of two ranks."""
     recorded: dict[Launch, None] = {}
@@ -193,7 +193,7 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 
 def every_launch(
-    cases: Iterable[Case], shape: Shape, dtypes: Iterable[torch.dtype]
+    cases: Iterable[Case], shape: InputShape, dtypes: Iterable[torch.dtype]
 ) -> list[Launch]:
     """Return the launches of all cases, each once."""
     every = (
