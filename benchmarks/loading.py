@@ -110,11 +110,10 @@ def raw_loop(plan: Plan, *, bare: bool = False) -> Iterator[Batch]:
             if path not in maps:
                 maps[path] = np.memmap(path, np.uint8, "r")
             at = [np.array([place]) for place in (0, token - first, last)]
-            shard_pieces = gather.ShardPieces.cut(shard, ShardSpans(number, first, *at))
-            for start, size in zip(
-                shard_pieces.bytes, (shard_pieces.ends - shard_pieces.starts) * 2, strict=True
-            ):
-                piece = maps[path][start : start + size].view(np.uint16)
+            spans = ShardSpans(number, first, *at)
+            table = gather.cut_pieces(shard, spans, shifts=np.zeros(1, np.int64), shard_id=0)
+            for start, count in zip(table.token_bytes, table.counts, strict=True):
+                piece = maps[path][start : start + 2 * count].view(np.uint16)
                 pieces.append(np.asarray(piece) if bare else piece)
             token = first + last
         slices.append(pieces)

@@ -1,8 +1,10 @@
-"""Where rows' tokens lie: pieces of shards, contiguous in the file, in reading order.
+"""Gather rows from shards: find where their tokens lie, then copy the bytes.
 
-    rows → token spans of a dataset → spans cut at shard boundaries → pieces, cut at run boundaries
+    rows → token spans of a dataset → spans of a shard → pieces, contiguous in the shard's file
 
-All of it is array arithmetic, done for all rows that were located together: a loop over rows costs
+A position counts tokens in the rows laid side by side, each with its last target.
+
+Pieces are found by array arithmetic for all rows that were located together: a loop over rows costs
 as much as copying their tokens.
 """
 
@@ -11,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ..arrays import Bytes, Int64
 from ..datasets.chunks import CHUNK_BYTES
@@ -32,41 +35,30 @@ NO_CODES = (1.0,)
 """Weight table of a dataset without codes: code 0 only."""
 
 
-@dataclass(frozen=True, eq=False)
-class ShardPieces:
-    """A shard's spans, cut into pieces that are contiguous in the file, span by span."""
+class PieceTable(NamedTuple):
+    """Pieces of several shards. All columns are [pieces]."""
 
-    span_ids: Int64
-    """[pieces] Index into the shard's spans."""
-    starts: Int64
-    """[pieces] First token, counted in the shard."""
-    ends: Int64
-    bytes: Int64
-    """[pieces] First byte in the shard's file; PADDING for padding."""
-    runs: Int64
-    """[pieces] Run in the shard's layout."""
+    shard_ids: Int64
+    """Index into `RowPieces.shards`."""
+    positions: Int64
+    """Position of the first token."""
+    counts: Int64
+    """Number of tokens."""
+    token_bytes: Int64
+    """First byte of the tokens in the shard's file; PADDING for padding."""
+    code_bytes: Int64
+    """First byte of the weight codes; PADDING for pieces without codes."""
 
     @classmethod
-    def cut(cls, shard: OpenShard, spans: ShardSpans) -> ShardPieces:
-        layout = shard.layout
-        first = layout.run_tokens.searchsorted(spans.starts, "right") - 1
-        counts = layout.run_tokens.searchsorted(spans.ends, "left") - first
-        span_ids = np.repeat(np.arange(len(first)), counts)
-        runs = concatenate_ranges(first, counts)
-        run_starts = layout.run_tokens[runs]
-        starts = np.maximum(spans.starts[span_ids], run_starts)
-        ends = np.minimum(spans.ends[span_ids], layout.run_tokens[runs + 1])
-        run_bytes = layout.run_bytes[runs]
-        bytes = run_bytes + (starts - run_starts) * shard.dtype.itemsize
-        return cls(span_ids, starts, ends, np.where(run_bytes == PADDING, PADDING, bytes), runs)
+    def join(cls, tables: Sequence[PieceTable]) -> PieceTable:
+        """Join tables, and sort the pieces by position."""
+        empty = cls(*[NO_TOKENS] * 5)
+        joined = cls(*map(np.concatenate, zip(empty, *tables, strict=True)))
+        return joined.select(joined.positions.argsort(kind="stable"))
 
-    def code_bytes(self, shard: OpenShard) -> Int64:
-        """[pieces] First byte of the weight codes; PADDING for pieces without codes."""
-        weight_bytes = shard.layout.weight_bytes
-        if weight_bytes is None:
-            return np.full(len(self.runs), PADDING)
-        offsets = self.starts - shard.layout.run_tokens[self.runs]
-        return np.where(self.bytes == PADDING, PADDING, weight_bytes[self.runs] + offsets)
+    def select(self, pieces: Int64 | npt.NDArray[np.bool_]) -> PieceTable:
+        """Select pieces by index or by mask."""
+        return PieceTable(*(column[pieces] for column in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,30 +68,33 @@ class ByteCopies:
     positions: Int64
     """[copies] Position of the first token."""
     columns: Int64
-    """[copies, 7] Index into the rows' shards; bytes [start, end) in the shard's file, where start
-    is PADDING for padding; chunks [first, end); bytes [low, high) in the rows laid side by side."""
+    """[copies, 7] For the loop over copies:
+
+    shard                    index into `RowPieces.shards`
+    start, end               bytes [start, end) in the shard's file; `start` is PADDING for padding
+    first_chunk, end_chunk   chunks of the file with these bytes
+    out_start, out_end       bytes [out_start, out_end) in the rows laid side by side
+    """
 
     @classmethod
     def build(
-        cls, positions: Int64, shards: Int64, starts: Int64, sizes: Int64, lows: Int64
+        cls, positions: Int64, shard_ids: Int64, starts: Int64, sizes: Int64, out_starts: Int64
     ) -> ByteCopies:
+        """`sizes`: bytes to copy. All arguments are [copies]."""
         ends = starts + sizes
         chunks = starts // CHUNK_BYTES, -(-ends // CHUNK_BYTES)
-        columns = np.stack((shards, starts, ends, *chunks, lows, lows + sizes), axis=1)
-        return cls(positions, columns)
+        columns = (shard_ids, starts, ends, *chunks, out_starts, out_starts + sizes)
+        return cls(positions, np.stack(columns, axis=1))
 
     def select(self, start: int, end: int) -> list[list[int]]:
-        """Return the columns for the positions [start, end)."""
+        """Return `columns` for the positions [start, end)."""
         columns: list[list[int]] = self.columns[_index_range(self.positions, start, end)].tolist()
         return columns
 
 
 @dataclass(frozen=True, eq=False)
 class RowPieces:
-    """The pieces of rows that were located together.
-
-    Positions count tokens in the rows laid side by side, `length` per row.
-    """
+    """The pieces of rows that were located together."""
 
     length: int
     """Tokens per row, the last target included."""
@@ -122,64 +117,66 @@ class RowPieces:
     """Weight codes, a byte per token."""
     padding: Int64
     """[paddings, 2] Positions [start, end)."""
-    documents: Int64
+    document_starts: Int64
     """Positions, ascending, where documents or padding begin, except at a span's first token."""
     joints: Int64
     """Positions where a row's second and later spans begin."""
 
-    def read(self, first: int, end: int) -> tuple[StoredRows, RowWeights]:
-        """Read and verify the rows [first, end)."""
-        start, stop = first * self.length, end * self.length
-        tokens, codes = self.tokens.select(start, stop), self.codes.select(start, stop)
+    def read(self, first_row: int, end_row: int) -> tuple[StoredRows, RowWeights]:
+        """Read and verify the rows [first_row, end_row), by index among the located rows."""
+        num_rows = end_row - first_row
+        start, end = first_row * self.length, end_row * self.length
+        tokens, codes = self.tokens.select(start, end), self.codes.select(start, end)
         files = {shard: self._file(shard) for shard in {copy[0] for copy in (*tokens, *codes)}}
         for backing in {file.backing for file in files.values()}:
             backing.refresh()
-        memory = np.empty((end - first, self.row_bytes), np.uint8)
-        self._copy(tokens, files, memory, first * self.row_bytes)
-        row_codes = np.zeros((end - first, self.length), np.uint8) if codes else None
+        memory = np.empty((num_rows, self.row_bytes), np.uint8)
+        self._copy(tokens, files, memory, first_row * self.row_bytes)
+        row_codes = np.zeros((num_rows, self.length), np.uint8) if codes else None
         if row_codes is not None:
             self._copy(codes, files, row_codes, start)
-        padding = self.padding[_index_range(self.padding[:, 0], start, stop)] - start
+        padding = self.padding[_index_range(self.padding[:, 0], start, end)] - start
+        dtype_ids, table_ids = self.dtype_ids[first_row:end_row], self.table_ids[first_row:end_row]
         return (
-            StoredRows(memory, self.length, self.dtypes, self.dtype_ids[first:end]),
-            RowWeights(self.length, self.tables, self.table_ids[first:end], row_codes, padding),
+            StoredRows(memory, self.length, self.dtypes, dtype_ids),
+            RowWeights(self.length, self.tables, table_ids, row_codes, padding),
         )
 
     def _copy(
-        self, copies: list[list[int]], files: dict[int, ShardFile], rows: Bytes, base: int
+        self, copies: list[list[int]], files: dict[int, ShardFile], out: Bytes, out_offset: int
     ) -> None:
-        """Copy file bytes into rows, which begin at byte `base` among all rows."""
-        memory = rows.reshape(-1).data
+        """Copy file bytes into the rows `out`, whose first byte is `out_offset` among all rows."""
+        memory = out.reshape(-1).data
         current = {shard: file.current() for shard, file in files.items()}
-        for shard, start, end, first_chunk, end_chunk, low, high in copies:
-            data, unread = current[shard]
+        for shard, start, end, first_chunk, end_chunk, out_start, out_end in copies:
+            data, unread_chunks = current[shard]
             if start == PADDING:
-                source = self.shards[shard][0].padding.bytes(high - low)
-            elif unread.find(1, first_chunk, end_chunk) < 0:
+                source = self.shards[shard][0].padding.bytes(out_end - out_start)
+            elif unread_chunks.find(1, first_chunk, end_chunk) < 0:
                 source = data[start:end]
             else:
                 source = files[shard].read(start, end).data
-            memory[low - base : high - base] = source
+            memory[out_start - out_offset : out_end - out_offset] = source
 
-    def chunks(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the chunks that the rows [first, end) read: index into `shards`, and chunk
+    def chunks(self, first_row: int, end_row: int) -> list[tuple[int, int]]:
+        """Return the chunks that the rows [first_row, end_row) read: index into `shards`, and chunk
         number."""
         positions, chunks = self._chunks
-        selected = _index_range(positions, first * self.length, end * self.length)
+        selected = _index_range(positions, first_row * self.length, end_row * self.length)
         distinct = np.unique(chunks[selected])
-        shards, numbers = distinct >> 32, distinct & 0xFFFF_FFFF
-        return list(zip(shards.tolist(), numbers.tolist(), strict=True))
+        shard_ids, numbers = distinct >> 32, distinct & 0xFFFF_FFFF
+        return list(zip(shard_ids.tolist(), numbers.tolist(), strict=True))
 
     @cached_property
     def _chunks(self) -> tuple[Int64, Int64]:
-        """The positions of pieces, ascending, and the chunks that they read, as
-        shard index · 2³² + chunk number."""
+        """Positions, ascending, and the chunks read there, as shard id · 2³² + chunk number: a copy
+        is listed once per chunk."""
         positions = np.concatenate([self.tokens.positions, self.codes.positions])
         columns = np.concatenate([self.tokens.columns, self.codes.columns])
         is_stored = columns[:, 1] != PADDING
-        shards, _, _, first_chunks, end_chunks, *_ = columns[is_stored].T
+        shard_ids, _, _, first_chunks, end_chunks, *_ = columns[is_stored].T
         counts = end_chunks - first_chunks
-        chunks = np.repeat(shards << 32, counts) + concatenate_ranges(first_chunks, counts)
+        chunks = np.repeat(shard_ids << 32, counts) + concatenate_ranges(first_chunks, counts)
         positions = np.repeat(positions[is_stored], counts)
         order = positions.argsort(kind="stable")
         return positions[order], chunks[order]
@@ -198,7 +195,7 @@ class SourceSpans:
 
     dataset: Dataset
     span_ids: Int64
-    """Index into the spans of all rows."""
+    """[spans] Index into the spans of all rows."""
     by_shard: Sequence[ShardSpans]
     """The same spans, cut at shard boundaries."""
 
@@ -239,54 +236,41 @@ def find_pieces(split_rows: SplitRows) -> RowPieces:
     length = located.length + 1
     positions = reads.rows * length + reads.offsets
     dtypes: list[np.dtype[Any]] = []
-    tables: list[tuple[float, ...]] = []
+    weight_tables: list[tuple[float, ...]] = []
     dtype_ids, table_ids = (np.empty(len(located.rows), np.int64) for _ in range(2))
     shards: list[tuple[Dataset, int]] = []
     files: dict[int, ShardFile] = {}
-    batches = [(NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_TOKENS)]
-    documents = [NO_TOKENS]
+    piece_tables: list[PieceTable] = []
+    document_starts = [NO_TOKENS]
     for source in split_rows.sources:
         dataset, span_ids = source.dataset, source.span_ids
-        span_positions = positions[span_ids]
         starts, ends = reads.starts[span_ids], reads.ends[span_ids]
+        shifts = positions[span_ids] - starts  # position = token of the dataset + shift
         rows = reads.rows[span_ids]
         dtype_ids[rows] = _intern(dataset.manifest.token_type, dtypes)
-        table_ids[rows] = _intern(dataset.manifest.weights or NO_CODES, tables)
+        table_ids[rows] = _intern(dataset.manifest.weights or NO_CODES, weight_tables)
         for spans in source.by_shard:
             shard = dataset.open_shard(spans.shard)
-            pieces = ShardPieces.cut(shard, spans)
-            # Token of the shard + shift = position.
-            shifts = span_positions[spans.span_ids] + spans.first_token - starts[spans.span_ids]
-            batches.append(
-                (
-                    np.full(len(pieces.starts), len(shards)),
-                    pieces.starts + shifts[pieces.span_ids],
-                    pieces.bytes,
-                    pieces.ends - pieces.starts,
-                    pieces.code_bytes(shard),
-                )
-            )
+            shard_shifts = spans.first_token + shifts[spans.span_ids]
+            piece_tables.append(cut_pieces(shard, spans, shard_shifts, len(shards)))
             files[len(shards)] = shard.file
             shards.append((dataset, spans.shard))
-            continued = starts[spans.span_ids] < spans.first_token
-            owners, tokens = _document_starts(shard, spans.starts + ~continued, spans.ends)
-            documents.append(tokens + shifts[owners])
+            is_continued = starts[spans.span_ids] < spans.first_token
+            owners, tokens = _document_starts(shard, spans.starts + ~is_continued, spans.ends)
+            document_starts.append(tokens + shard_shifts[owners])
         # The last row of a packed view may read a token beyond the dataset's end: it is padding.
         beyond = np.flatnonzero(ends > dataset.tokens)
         if len(beyond):
-            padding_starts = span_positions[beyond] + dataset.tokens - starts[beyond]
+            padding_starts = dataset.tokens + shifts[beyond]
             shard_ids, padding = np.full(len(beyond), len(shards)), np.full(len(beyond), PADDING)
             counts = ends[beyond] - dataset.tokens
-            batches.append((shard_ids, padding_starts, padding, counts, padding))
+            piece_tables.append(PieceTable(shard_ids, padding_starts, counts, padding, padding))
             shards.append((dataset, len(dataset.shards) - 1))
-            documents.append(padding_starts)
-    columns = np.stack([np.concatenate(column) for column in zip(*batches, strict=True)])
-    shard_ids, firsts, bytes, counts, codes = columns[:, columns[1].argsort(kind="stable")]
+            document_starts.append(padding_starts)
+    pieces = PieceTable.join(piece_tables)
+    is_padding = pieces.token_bytes == PADDING
     widths = np.array([dtype.itemsize for dtype in dtypes], np.int64)
     row_bytes = length * int(widths.max(initial=0))
-    rows, offsets = np.divmod(firsts, length)
-    width = widths[dtype_ids[rows]]
-    is_padding, has_codes = bytes == PADDING, codes != PADDING
     return RowPieces(
         length=length,
         dtypes=dtypes,
@@ -294,24 +278,70 @@ def find_pieces(split_rows: SplitRows) -> RowPieces:
         row_bytes=row_bytes,
         shards=shards,
         files=files,
-        tables=[np.array(table, np.float32) for table in tables],
+        tables=[np.array(table, np.float32) for table in weight_tables],
         table_ids=table_ids,
-        tokens=ByteCopies.build(
-            firsts, shard_ids, bytes, counts * width, rows * row_bytes + offsets * width
-        ),
-        codes=ByteCopies.build(
-            *(column[has_codes] for column in (firsts, shard_ids, codes, counts, firsts))
-        ),
-        padding=np.stack([firsts, firsts + counts], axis=1)[is_padding],
-        documents=np.sort(np.concatenate(documents)),
+        tokens=_list_token_copies(pieces, length, row_bytes, widths[dtype_ids]),
+        codes=_list_code_copies(pieces),
+        padding=np.stack([pieces.positions, pieces.positions + pieces.counts], axis=1)[is_padding],
+        document_starts=np.sort(np.concatenate(document_starts)),
         joints=positions[reads.offsets > 0],
+    )
+
+
+def cut_pieces(shard: OpenShard, spans: ShardSpans, shifts: Int64, shard_id: int) -> PieceTable:
+    """Cut a shard's spans into pieces where its runs end, span by span. `shifts` [spans]: position
+    less token of the shard."""
+    layout = shard.layout
+    first_runs = layout.run_tokens.searchsorted(spans.starts, "right") - 1
+    counts = layout.run_tokens.searchsorted(spans.ends, "left") - first_runs
+    span_ids = np.repeat(np.arange(len(counts)), counts)
+    run_ids = concatenate_ranges(first_runs, counts)
+    run_starts, run_ends = layout.run_tokens[run_ids], layout.run_tokens[run_ids + 1]
+    starts = np.maximum(spans.starts[span_ids], run_starts)
+    ends = np.minimum(spans.ends[span_ids], run_ends)
+    offsets, run_bytes = starts - run_starts, layout.run_bytes[run_ids]
+    token_bytes = run_bytes + offsets * shard.dtype.itemsize
+    code_bytes = np.full_like(starts, PADDING)
+    if layout.weight_bytes is not None:
+        code_bytes = layout.weight_bytes[run_ids] + offsets
+    is_padding = run_bytes == PADDING
+    return PieceTable(
+        shard_ids=np.full_like(starts, shard_id),
+        positions=starts + shifts[span_ids],
+        counts=ends - starts,
+        token_bytes=np.where(is_padding, PADDING, token_bytes),
+        code_bytes=np.where(is_padding, PADDING, code_bytes),
+    )
+
+
+def _list_token_copies(
+    pieces: PieceTable, length: int, row_bytes: int, row_widths: Int64
+) -> ByteCopies:
+    """List the copies of tokens, into rows of `row_bytes` bytes. `row_widths` [rows]: bytes per
+    token."""
+    rows, offsets = np.divmod(pieces.positions, length)
+    widths = row_widths[rows]
+    return ByteCopies.build(
+        pieces.positions,
+        pieces.shard_ids,
+        pieces.token_bytes,
+        pieces.counts * widths,
+        rows * row_bytes + offsets * widths,
+    )
+
+
+def _list_code_copies(pieces: PieceTable) -> ByteCopies:
+    """List the copies of weight codes: a byte per token, so bytes of the rows are positions."""
+    pieces = pieces.select(pieces.code_bytes != PADDING)
+    return ByteCopies.build(
+        pieces.positions, pieces.shard_ids, pieces.code_bytes, pieces.counts, pieces.positions
     )
 
 
 def concatenate_ranges(firsts: Int64, counts: Int64) -> Int64:
     """Return the numbers [first, first + count) for all pairs, range after range."""
-    before = np.cumsum(counts) - counts
-    numbers: Int64 = np.repeat(firsts - before, counts) + np.arange(counts.sum())
+    counts_before = np.cumsum(counts) - counts
+    numbers: Int64 = np.repeat(firsts - counts_before, counts) + np.arange(counts.sum())
     return numbers
 
 
@@ -328,7 +358,7 @@ def _intern(value: T, values: list[T]) -> int:
 
 
 def _document_starts(shard: OpenShard, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
-    """Return the tokens where documents or padding begin in ranges [start, end): range index, and
+    """Return where documents or padding begin in token ranges [start, end): range index, and
     token."""
     padding = shard.layout.padding
     owners, tokens = _select_tokens(shard.layout.document_starts[:-1], starts, ends)
@@ -339,8 +369,8 @@ def _document_starts(shard: OpenShard, starts: Int64, ends: Int64) -> tuple[Int6
 
 
 def _select_tokens(tokens: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
-    """Select those among ascending tokens that lie in ranges [start, end): range index, and
-    token."""
+    """Select, among ascending tokens, those in the ranges [start, end), range by range: range
+    index, and token."""
     # Equal types: otherwise all tokens would be converted first.
     first, end = (tokens.searchsorted(bounds.astype(tokens.dtype)) for bounds in (starts, ends))
     owners = np.repeat(np.arange(len(starts)), end - first)

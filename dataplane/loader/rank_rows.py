@@ -103,7 +103,7 @@ class LoadedGroup:
 
 
 class RankReader:
-    """TokenReads a rank's groups. Prefetching starts at the first group with rows in a remote
+    """Reads a rank's groups. Prefetching starts at the first group with rows in a remote
     dataset."""
 
     def __init__(self, rank_rows: RankRows, cache: Cache | None = None) -> None:

@@ -73,7 +73,7 @@ class RowBlock:
 
 
 class RowReader:
-    """TokenReads a plan's rows."""
+    """Reads a plan's rows."""
 
     def __init__(
         self, plan: Plan, *, cache: Cache | None = None, stream: Stream | None = None
@@ -148,7 +148,7 @@ class RowReader:
         bounds = first * row_tokens, end * row_tokens
         starts, joints = (
             positions[slice(*positions.searchsorted(bounds))] - bounds[0]
-            for positions in (pieces.documents, pieces.joints)
+            for positions in (pieces.document_starts, pieces.joints)
         )
         if len(joints):  # a document may begin there, too
             starts = np.union1d(starts, joints)

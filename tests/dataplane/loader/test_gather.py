@@ -62,7 +62,7 @@ def test_rows_equal_those_of_the_documents(
     zeros = np.zeros(len(rows), np.int64)
     located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
     found = find_pieces(SplitRows.split(located, lambda source: corpus))
-    assert found.documents.tolist() == documents and found.joints.tolist() == joints
+    assert found.document_starts.tolist() == documents and found.joints.tolist() == joints
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
     for low, high in ((0, len(rows)), (first, last)):
