@@ -1,12 +1,12 @@
-"""Results computed ahead of a consumer, by a thread that works while the consumer is away.
+"""Compute results ahead of a consumer, in a thread that works while the consumer is away.
 
-A consumer that asks for more computes the next result itself: two threads that need Python's lock
-are slower than one, because every hand-over empties a core's caches. So the thread begins when the
-consumer has not asked for MIN_PAUSE seconds, and stops when it asks again. A training loop finds
-results ready. A loop that only reads is as quick as without the thread, which checks ever more
-rarely whether the consumer is away, because a check takes Python's lock.
+The consumer is away once it has not asked for a result for MIN_PAUSE seconds. A training loop is
+away during its step, and then finds results ready. A loop that only reads is never away, and
+computes each result itself: two threads that need Python's lock are slower than one, because every
+hand-over empties a core's caches. The thread's checks take this lock too, so they become rarer
+while the consumer stays.
 
-The thread is a daemon: at exit, Python waits for other threads.
+The thread is a daemon, because Python waits at exit for threads that are not.
 """
 
 from __future__ import annotations
@@ -23,60 +23,70 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 MIN_PAUSE, MAX_PAUSE = 0.005, 0.08
-"""Seconds between the thread's checks: at first (Python's switch interval), and after many checks
-that found the consumer present."""
+"""Seconds between the thread's checks: at first (Python's switch interval), and at most, after many
+checks that found the consumer present."""
 
 
 @dataclass(frozen=True)
 class _EndOfResults:
-    """The end, or the error that ended the results."""
+    """Stands after the last result."""
 
     error: BaseException | None = None
+    """What the iterator raised; None if it was exhausted."""
 
 
 def read_ahead(results: Iterator[T], max_ahead: int, pause: float = MIN_PAUSE) -> Iterator[T]:
-    """Yield results in order, at most `max_ahead` computed ahead, while the consumer has been away
-    for `pause` seconds. Only one thread at a time advances the iterator."""
+    """Yield results in order, with up to `max_ahead` computed ahead once the consumer has been away
+    for `pause` seconds; 0 starts no thread. Only one thread at a time advances the iterator. Its
+    error is raised after the results before it."""
     if not max_ahead:
         yield from results
         return
-    ahead = _ResultQueue(results, max_ahead, pause)
+    queue = _ResultQueue(results, max_ahead, pause)
     try:
-        while not isinstance(result := ahead.take(), _EndOfResults):
+        while not isinstance(result := queue.take(), _EndOfResults):
             yield result
         if result.error:
             raise result.error
     finally:
-        ahead.signals.put(False)
+        queue.stop()
 
 
 class _ResultQueue(Generic[T]):
-    """The results between the consumer and the thread."""
+    """Results between the consumer, which calls `take`, and the thread, which runs `_work`."""
 
     def __init__(self, results: Iterator[T], max_ahead: int, pause: float) -> None:
         self.results, self.max_ahead, self.pause = results, max_ahead, pause
         self.ready: deque[T | _EndOfResults] = deque()
         self.computing = threading.Lock()
-        self.asking = self.full = False
-        self.asked = time.monotonic()
+        """Held by whoever advances the iterator."""
+        self.asking = False
+        """True while the consumer waits in `take`."""
+        self.full = False
+        """True while the thread sleeps because `max_ahead` results are ready."""
+        self.last_taken = time.monotonic()
         """When the consumer last received a result."""
         self.signals: SimpleQueue[bool] = SimpleQueue()
-        """True says that the consumer asks again; False ends the thread."""
+        """Wake the thread: True from `take`, because there is room again; False ends it."""
         threading.Thread(target=self._work, name="headrace-read", daemon=True).start()
 
     def take(self) -> T | _EndOfResults:
-        """Return the next result, computed ahead or now."""
+        """Return the next result: one that is ready, or else compute it."""
         self.asking = True
         if self.full:
             self.full = False
             self.signals.put(True)
         if not self.ready:
-            with self.computing:  # the thread may have begun to compute it
+            with self.computing:  # the thread may be computing it: then it is ready now
                 if not self.ready:
                     self._compute()
         result = self.ready.popleft()
-        self.asked, self.asking = time.monotonic(), False
+        self.last_taken, self.asking = time.monotonic(), False
         return result
+
+    def stop(self) -> None:
+        """End the thread, after the result that it is computing."""
+        self.signals.put(False)
 
     def _compute(self) -> None:
         try:
@@ -94,7 +104,7 @@ class _ResultQueue(Generic[T]):
             self.full = len(self.ready) >= self.max_ahead
 
     def _wait(self, pause: float) -> bool:
-        """Wait for room, and then `pause` seconds; False at the end."""
+        """Wait until there is room, then `pause` seconds more; return False if stopped."""
         if self.full and not self.signals.get():
             return False
         with suppress(Empty):
@@ -102,4 +112,4 @@ class _ResultQueue(Generic[T]):
         return True
 
     def _is_away(self) -> bool:
-        return not self.asking and time.monotonic() - self.asked >= self.pause
+        return not self.asking and time.monotonic() - self.last_taken >= self.pause
