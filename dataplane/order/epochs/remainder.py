@@ -1,11 +1,12 @@
-"""The remainder of an epoch: the tokens that no window of full chunks serves.
+"""The remainder of an epoch: the tokens outside full chunks, served in the last window.
 
     spans     ├──────────────────┤  ├───────┤     ├─────────────┤
     rows      ├─ row 0 ─┤┈┈┈┈┈┈┈┈┤  ┈┈┈┈┈┈┈┈┈     ├─ row 1 ─┤┈┈┈┈
     pieces               └─── row 2 ────┘└──── row 3 …
 
-Each span is cut into rows from its start. The loose pieces, all shorter than a row, are laid one
-after another and cut into further rows, so that less than a row remains unserved.
+Each span is cut into rows from its start: whole rows, which are numbered first. What is left at
+its end is a loose piece, shorter than a row. The loose pieces are laid one after another and cut
+into joined rows, so that less than a row remains unserved.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ...arrays import Int64
 
 @dataclass(frozen=True, eq=False)
 class Remainder:
-    """Token spans, and their rows of any length."""
+    """Token spans, and the rows of any length that serve them."""
 
     spans: Int64
-    """[n, 2]: start and end, sorted."""
+    """[n, 2] Token ranges [start, end), sorted."""
 
     @cached_property
     def tokens(self) -> int:
@@ -34,87 +35,97 @@ class Remainder:
         return self.tokens // length
 
     def find_rows(self, length: int, start: int, end: int) -> Int64:
-        """Find the rows with an input among the tokens [start, end)."""
-        counts = _count_rows(self.spans, length)
+        """Find the rows with an input among the tokens [start, end), sorted."""
+        counts = _count_whole_rows(self.spans, length)
+        num_whole_rows = int(counts.sum())
         rows_before = np.cumsum(counts) - counts
         rows = [np.empty(0, np.int64)]
-        for span in np.flatnonzero((self.spans[:, 0] < end) & (self.spans[:, 1] > start)).tolist():
-            first = int(self.spans[span, 0])
-            low, high = max(start - first, 0) // length, -(-(end - first) // length)
-            low, high = min(low, int(counts[span])), min(high, int(counts[span]))
-            rows.append(rows_before[span] + np.arange(low, high))
+        for span in _find_overlapping(self.spans, start, end):
+            span_start, num_rows = int(self.spans[span, 0]), int(counts[span])
+            first_row = min(max(start - span_start, 0) // length, num_rows)
+            end_row = min(-(-(end - span_start) // length), num_rows)
+            rows.append(rows_before[span] + np.arange(first_row, end_row))
         pieces, offsets = _loose_pieces(self.spans, length)
-        for piece in np.flatnonzero((pieces[:, 0] < end) & (pieces[:, 1] > start)).tolist():
-            low = int(offsets[piece]) + max(start - int(pieces[piece, 0]), 0)
-            high = int(offsets[piece]) + min(end, int(pieces[piece, 1])) - int(pieces[piece, 0])
-            joined_rows = np.arange(low // length, -(-high // length)) + int(counts.sum())
+        for piece in _find_overlapping(pieces, start, end):
+            (piece_start, piece_end), offset = pieces[piece].tolist(), int(offsets[piece])
+            first_row = (offset + max(start - piece_start, 0)) // length
+            end_row = -(-(offset + min(end, piece_end) - piece_start) // length)
+            joined_rows = num_whole_rows + np.arange(first_row, end_row)
             rows.append(joined_rows[joined_rows < self.num_rows(length)])
         return np.unique(np.concatenate(rows))
 
     def unserved_spans(self, length: int) -> Int64:
-        """Return the spans that are in no row, in total shorter than a row."""
+        """Return the token spans [n, 2] that no row serves, in total shorter than a row."""
         pieces, offsets = _loose_pieces(self.spans, length)
         if not len(pieces):
             return pieces
-        end = int(offsets[-1] + pieces[-1, 1] - pieces[-1, 0])
-        return _slice_spans(pieces, offsets, end // length * length, end)
+        num_tokens = int(offsets[-1] + pieces[-1, 1] - pieces[-1, 0])
+        return _slice_spans(pieces, offsets, num_tokens // length * length, num_tokens)
 
 
 def locate_rows(
     remainders: Sequence[Remainder], length: int, owners: Int64, rows: Int64
 ) -> tuple[Int64, dict[int, Int64]]:
-    """Locate rows[i] of remainder owners[i].
+    """Locate row rows[i] of the remainder remainders[owners[i]], for all i.
 
-    Returns the first token by row; and for rows with several spans, their spans by index.
+    Returns the first token by i; and for rows with several spans, their spans [n, 2] by i.
     """
     spans = np.concatenate([remainder.spans for remainder in remainders])
-    edges = np.cumsum([0, *(len(remainder.spans) for remainder in remainders)])
-    counts = _count_rows(spans, length)
+    bounds = np.cumsum([0, *(len(remainder.spans) for remainder in remainders)])
+    counts = _count_whole_rows(spans, length)
     end_rows = np.cumsum(counts)
-    rows_before = np.append(0, end_rows)[edges]  # rows within spans, before each remainder
+    rows_before = np.append(0, end_rows)[bounds]  # whole rows before each remainder, and in all
     first_tokens = np.empty(len(rows), np.int64)
+    # The whole rows of all remainders are numbered through.
     numbers = rows_before[owners] + rows
-    in_span = numbers < rows_before[owners + 1]
-    span = np.searchsorted(end_rows, numbers[in_span], side="right")
-    row_in_span = numbers[in_span] - end_rows[span] + counts[span]
-    first_tokens[in_span] = spans[span, 0] + row_in_span * length
-    spans_by_row = {}
-    joined = np.flatnonzero(~in_span)
+    is_whole = numbers < rows_before[owners + 1]
+    span_ids = np.searchsorted(end_rows, numbers[is_whole], side="right")
+    row_in_span = numbers[is_whole] - (end_rows[span_ids] - counts[span_ids])
+    first_tokens[is_whole] = spans[span_ids, 0] + row_in_span * length
+    spans_by_index = {}
+    joined = np.flatnonzero(~is_whole)
     if len(joined):
         pieces, offsets = _loose_pieces(spans, length)
         piece_tokens = spans[:, 1] - spans[:, 0] - counts * length
-        tokens_before = np.append(0, np.cumsum(piece_tokens))[edges]
-        row_in_pieces = numbers[joined] - rows_before[owners[joined] + 1]
-        starts = tokens_before[owners[joined]] + row_in_pieces * length
-        for row, start in zip(joined.tolist(), starts.tolist(), strict=True):
-            spans_by_row[row] = _slice_spans(pieces, offsets, start, start + length)
-            first_tokens[row] = spans_by_row[row][0, 0]
-    return first_tokens, spans_by_row
+        tokens_before = np.append(0, np.cumsum(piece_tokens))[bounds]
+        joined_rows = numbers[joined] - rows_before[owners[joined] + 1]
+        starts = tokens_before[owners[joined]] + joined_rows * length
+        for index, start in zip(joined.tolist(), starts.tolist(), strict=True):
+            spans_by_index[index] = _slice_spans(pieces, offsets, start, start + length)
+            first_tokens[index] = spans_by_index[index][0, 0]
+    return first_tokens, spans_by_index
 
 
-def _count_rows(spans: Int64, length: int) -> Int64:
+def _count_whole_rows(spans: Int64, length: int) -> Int64:
     """Count the rows within each span."""
     counts: Int64 = (spans[:, 1] - spans[:, 0]) // length
     return counts
 
 
+def _find_overlapping(spans: Int64, start: int, end: int) -> list[int]:
+    """Return the indices of the spans with a token in [start, end)."""
+    indices: list[int] = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start)).tolist()
+    return indices
+
+
 def _loose_pieces(spans: Int64, length: int) -> tuple[Int64, Int64]:
-    """Return the pieces after the rows of each span, and the total tokens before each piece."""
+    """Return the loose pieces [n, 2], and each one's offset [n] when they are laid one after
+    another."""
     pieces = spans.copy()
-    pieces[:, 0] += _count_rows(spans, length) * length
+    pieces[:, 0] += _count_whole_rows(spans, length) * length
     pieces = pieces[pieces[:, 0] < pieces[:, 1]]
     sizes = pieces[:, 1] - pieces[:, 0]
     return pieces, np.cumsum(sizes) - sizes
 
 
 def _slice_spans(spans: Int64, offsets: Int64, start: int, end: int) -> Int64:
-    """Slice [start, end) out of spans that lie one after another, each at its offset."""
-    low = int(np.searchsorted(offsets, start, side="right")) - 1
-    high = int(np.searchsorted(offsets, end))
-    sliced = spans[low:high].copy()
+    """Slice [start, end) out of spans that are laid one after another, each at its offset."""
+    first = int(np.searchsorted(offsets, start, side="right")) - 1
+    stop = int(np.searchsorted(offsets, end))
+    sliced = spans[first:stop].copy()
     if len(sliced):
-        sliced[0, 0] += start - offsets[low]
-        sliced[-1, 1] = spans[high - 1, 0] + end - offsets[high - 1]
+        sliced[0, 0] += start - offsets[first]
+        sliced[-1, 1] = spans[stop - 1, 0] + end - offsets[stop - 1]
     return sliced[sliced[:, 0] < sliced[:, 1]]
 
 
