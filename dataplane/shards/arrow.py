@@ -1,5 +1,7 @@
 """Arrow IPC files in large record batches: pyarrow, polars and `datasets` open them as they are.
 
+A row is a document:
+
     tokens: list<uint16 | uint32>    weights: list<uint8> (if any)
     file: string    position: int64    id: string (null where the corpus has none)
 
@@ -7,8 +9,8 @@ Tokens in a record batch are contiguous, so a batch is a run, located from metad
 (arrow_ipc.py).
 
 Files by other programs are read as well: IPC files and streams. The column may have any name
-(`details["column"]`) and any list type, or hold plain integers with a record batch per document, as
-in fms-fsdp's files.
+(`details["column"]`). It holds lists of any type, a document per row; or plain integers, a document
+per record batch, as in fms-fsdp's files.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ BATCH_BYTES = 64 << 20
 
 NO_OFFSETS = np.zeros(0, np.int64)
 STATE_FILE, SPLITS_FILE = "state.json", "dataset_dict.json"
-"""Files by `save_to_disk` in `datasets`: the list of data files, and the list of splits."""
+"""Files that `save_to_disk` of `datasets` writes: the list of data files, and that of splits."""
 
 
 class ArrowFormat(ShardFormat):
@@ -46,7 +48,7 @@ class ArrowFormat(ShardFormat):
     index_options = ("column",)
 
     def __init__(self, batch_bytes: int = BATCH_BYTES) -> None:
-        """Record batches hold about `batch_bytes` of token data."""
+        """`batch_bytes`: token bytes per record batch, at most; but a document is never split."""
         self.batch_bytes = batch_bytes
 
     def write(self, out: BinaryIO, documents: ShardDocuments) -> None:
@@ -80,22 +82,20 @@ class ArrowFormat(ShardFormat):
         document_starts: list[Int64] = [np.zeros(1, np.int64)]
         run_tokens = [np.zeros(1, np.int64)]
         run_bytes, weight_bytes = [NO_OFFSETS], [NO_OFFSETS]
-        end_token = 0
+        num_tokens = 0
         for block in file.blocks:
             batch = file.batch(block)
             first_values, lengths, values_byte = file.locate_values(batch, column)
-            ends = end_token + np.cumsum(lengths)
-            document_starts.append(ends)
-            # A run ends where the next document is not adjacent.
-            cuts = np.flatnonzero(first_values[1:] != first_values[:-1] + lengths[:-1]) + 1
-            run_starts = np.concatenate([[0], cuts]) if len(lengths) else cuts
-            run_bytes.append(values_byte + first_values[run_starts] * width)
+            document_ends = num_tokens + np.cumsum(lengths)
+            num_tokens += int(lengths.sum())
+            document_starts.append(document_ends)
+            first_documents = _split_runs(first_values, lengths)
+            end_documents = np.append(first_documents, len(lengths))[1:]
+            run_tokens.append(document_ends[end_documents - 1])
+            run_bytes.append(values_byte + first_values[first_documents] * width)
             if has_weights:
-                weights = file.locate_values(batch, "weights")
-                weight_bytes.append(weights[2] + weights[0][run_starts])
-            last_documents = [*(run_starts[1:] - 1), -1] if len(run_starts) else []
-            run_tokens.append(ends[np.array(last_documents, np.int64)])
-            end_token = int(ends[-1]) if len(ends) else end_token
+                first_codes, _, codes_byte = file.locate_values(batch, "weights")
+                weight_bytes.append(codes_byte + first_codes[first_documents])
         return ShardLayout(
             document_starts=np.concatenate(document_starts),
             run_tokens=np.concatenate(run_tokens),
@@ -107,25 +107,26 @@ class ArrowFormat(ShardFormat):
         self, read: Reader, size: int, first: int, end: int, *, details: dict[str, object]
     ) -> list[DocumentOrigin]:
         if is_flat(read, size):
-            name = str(details["file"])
-            return [DocumentOrigin(name, number) for number in range(first, end)]
+            file_name = str(details["file"])
+            return [DocumentOrigin(file_name, number) for number in range(first, end)]
         file = IpcFile(read, size)
-        nested = file.is_nested(str(details.get("column", "tokens")))
+        is_nested = file.is_nested(str(details.get("column", "tokens")))
         origins: list[DocumentOrigin] = []
-        end_row = 0
+        end_document = 0
         for block in file.blocks:
             batch = file.batch(block)
-            first_row, end_row = end_row, end_row + (batch.rows if nested else 1)
-            start, stop = max(first, first_row), min(end, end_row)
-            if start >= stop:
+            first_document = end_document
+            end_document += batch.rows if is_nested else 1
+            low, high = max(first, first_document), min(end, end_document)
+            if low >= high:
                 continue
             if not file.has_origins:
-                name = str(details.get("file", ""))
-                origins += [DocumentOrigin(name, number) for number in range(start, stop)]
+                file_name = str(details.get("file", ""))
+                origins += [DocumentOrigin(file_name, number) for number in range(low, high)]
                 continue
             columns = (
-                file.read_origins(name, batch, start - first_row, stop - first_row)
-                for name in ORIGIN_COLUMNS
+                file.read_origins(column, batch, low - first_document, high - first_document)
+                for column in ORIGIN_COLUMNS
             )
             origins += [
                 DocumentOrigin(str(name), int(position), None if id is None else str(id))
@@ -142,20 +143,29 @@ class ArrowFormat(ShardFormat):
             size = storage.size(where)
             with add_location(where):
                 file = IpcFile(partial(storage.read, where), size)
-                id_type = column_id_type(file, column)
-            compressed = file.compressed
+                id_type = _read_id_type(file, column)
+            is_compressed = file.compressed
             yield ExternalShard(
                 name=name,
                 size=size,
                 dtype=id_type,
                 details={"column": column, "file": name},
-                stored_name=name if compressed else None,
-                stored_size=size if compressed else None,
+                stored_name=name if is_compressed else None,
+                stored_size=size if is_compressed else None,
             )
 
 
-def column_id_type(file: IpcFile, column: str) -> str:
-    """Return the id type in a file by another program."""
+def _split_runs(first_values: Int64, lengths: Int64) -> Int64:
+    """Return [runs] each run's first document. A run ends where the next document's values are not
+    adjacent. Both arguments are [documents]."""
+    if not len(lengths):
+        return NO_OFFSETS
+    is_cut = first_values[1:] != first_values[:-1] + lengths[:-1]
+    return np.append(0, np.flatnonzero(is_cut) + 1)
+
+
+def _read_id_type(file: IpcFile, column: str) -> str:
+    """Return numpy's name of a column's id type. Raise InputError for a column without integers."""
     file.check_column(column)
     arrow_type = file.schema.field(column).type
     arrow_type = arrow_type.value_type if file.is_nested(column) else arrow_type
@@ -165,7 +175,7 @@ def column_id_type(file: IpcFile, column: str) -> str:
 
 
 def _list_data_files(url: str) -> list[str]:
-    """List a dataset's files: those named by `save_to_disk`, or else all."""
+    """List a dataset's data files: those that `save_to_disk` listed, or else all Arrow files."""
     names = storage.list_files(url)
     if SPLITS_FILE in names:
         raise InputError(
@@ -192,9 +202,10 @@ def _build_schema(documents: ShardDocuments) -> Any:
     return pa.schema([*fields, *ORIGIN_COLUMNS.items()])
 
 
-def _split_batches(documents: ShardDocuments, size: int) -> list[tuple[int, int]]:
-    """Split documents into batches with about `size` token bytes."""
-    max_tokens = size // documents.tokens.itemsize
+def _split_batches(documents: ShardDocuments, batch_bytes: int) -> list[tuple[int, int]]:
+    """Split documents into record batches [first, end) of at most `batch_bytes` token bytes; a
+    longer document is a batch by itself."""
+    max_tokens = batch_bytes // documents.tokens.itemsize
     batches, first = [], 0
     while first < len(documents):
         end = int(
