@@ -1,7 +1,7 @@
-"""Folders of transformers: config.json and safetensors.
+"""Read and write folders of transformers: config.json and safetensors.
 
-Folders with `.bin` files of torch, and those of mamba_ssm and BlackMamba, which lack `model_type`,
-are read too.
+Also read: folders with torch's `.bin` files, and those of mamba_ssm and BlackMamba, whose
+config.json has no `model_type`.
 """
 
 from __future__ import annotations
@@ -22,43 +22,48 @@ CONFIG = "config.json"
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
-    """Return a model's configuration and its tensors, by our names."""
+    """Return a model's configuration, and its tensors by our names, read when they are asked for.
+
+    Raise ConfigError for a configuration that we do not support, CheckpointError for tensors that
+    do not fit it.
+    """
     settings = read_json(folder / CONFIG)
     family = find_family(settings, folder / CONFIG)
     with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
 
-    def ignored(name: str) -> bool:
-        # Rotary frequencies are computed; a tied head may be written too.
-        tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
-        return tied or name.endswith("rotary_emb.inv_freq")
+    def is_ignored(name: str) -> bool:
+        # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
+        is_tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
+        return is_tied or name.endswith("rotary_emb.inv_freq")
 
     theirs = read_weights(folder)
     return config, import_tensors(
-        family.rules(config), theirs, config, source=str(folder), ignored=ignored
+        family.rules(config), theirs, config, source=str(folder), is_ignored=is_ignored
     )
 
 
 def find_family(settings: Mapping[str, Any], file: Path) -> Original:
-    """Return the family that `model_type` names, or the format that has these keys."""
-    kind = settings.get("model_type")
-    if kind is None:
+    """Return the family that `model_type` names; without it, the original format whose key the
+    settings have. Raise ConfigError, which names `file`, if neither is known."""
+    model_type = settings.get("model_type")
+    if model_type is None:
         for key, original in ORIGINALS.items():
             if key in settings:
                 return original
-    if kind in FAMILIES:
-        return FAMILIES[str(kind)]
+    if model_type in FAMILIES:
+        return FAMILIES[str(model_type)]
     known = ", ".join(sorted(FAMILIES))
-    if kind is None:
+    if model_type is None:
         keys = " or ".join(f"`{key}`" for key in ORIGINALS)
         message = f"is missing, and so is {keys}; known: {known}, and the formats with these keys"
     else:
-        message = f"`{kind}` cannot be converted; known: {known}"
+        message = f"`{model_type}` cannot be converted; known: {known}"
     raise ConfigError(str(file), [ConfigProblem("model_type", message)])
 
 
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
-    """Write a folder that transformers loads; return the family."""
+    """Write a folder that transformers loads; return the family's name."""
     name, settings = choose_family(config)
     family = FAMILIES[name]
     dtypes = write_safetensors(folder, export_tensors(family.rules(config), tensors))
@@ -70,15 +75,15 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
 
 
 def choose_family(config: ModelConfig) -> tuple[str, dict[str, Any]]:
-    """Return the family that can represent this model, and its `config.json`."""
+    """Return the first family that can represent this model: its name, and the settings for
+    `config.json`. Raise CheckpointError with the reasons of all families if none can."""
     reasons = []
     for name, family in FAMILIES.items():
         try:
             return name, family.write(config)
         except Unsuitable as error:
             reasons.append(f"{name}: {error}")
-    listed = "\n  ".join(reasons)
     raise CheckpointError(
-        f"no family of transformers can represent this model\n  {listed}",
+        "no family of transformers can represent this model\n  " + "\n  ".join(reasons),
         hint="use --format headrace, or change the model",
     )

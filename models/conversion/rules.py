@@ -1,4 +1,8 @@
-"""Rules that map headrace tensors (ours) to published ones (theirs) and back, without loss."""
+"""Rules that map our tensors to published ones (theirs) and back, without loss.
+
+A model is converted by a list of rules, one per tensor of ours. Neither direction holds all tensors
+in memory at once.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,22 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """Mapping between a tensor of ours and the published tensors with the same numbers."""
+    """Maps a tensor of ours to one or several published tensors with the same numbers."""
 
     ours: str
+    """Name of our tensor."""
     theirs: tuple[str, ...]
+    """Names of the published tensors."""
     export: Callable[[Tensor], Sequence[Tensor]]
+    """Computes the published tensors, in the order of `theirs`, from ours."""
     restore: Callable[[Sequence[Tensor]], Tensor]
+    """Computes our tensor from the published ones."""
     prefixes: tuple[str, ...] = ()
-    """Modules that share these weights. Names in `theirs` begin with the first prefix; a folder may
-    store a tensor under any of them."""
+    """Modules of a published model that share these weights. Names in `theirs` begin with the first
+    prefix; a folder may store a tensor under any of them, or under several."""
 
-    def copies(self, name: str) -> list[str]:
-        """Return the names under which a folder may store a tensor of `theirs`."""
+    def possible_names(self, name: str) -> list[str]:
+        """Return the names under which a folder may store the tensor `name` of `theirs`."""
         if not self.prefixes:
             return [name]
         suffix = name.removeprefix(self.prefixes[0])
@@ -37,6 +45,7 @@ class Rule:
 
 
 def map_same(ours: str, theirs: str) -> Rule:
+    """Map a tensor to an equal one with another name."""
     return Rule(ours, (theirs,), lambda t: [t], lambda ts: ts[0])
 
 
@@ -52,14 +61,16 @@ def map_transposed(ours: str, theirs: str) -> Rule:
 
 
 def map_taps(ours: str, theirs: str) -> Rule:
-    """Map filters: our first tap is the current token; in convolution modules it is the last."""
+    """Map our filters [channels, taps], whose first tap is the current token, to a causal Conv1d's
+    weight [channels, 1, taps], whose last tap is."""
     return map_reshaped(
         ours, theirs, lambda t: t.flip(-1).unsqueeze(1), lambda t: t.squeeze(1).flip(-1)
     )
 
 
 def map_rows(ours: str, theirs: Mapping[str, int]) -> Rule:
-    """Map a tensor to the concatenation of several along rows; `theirs` has their rows by name."""
+    """Map a tensor to several, which it concatenates along dimension 0. `theirs`: their numbers of
+    rows, by name."""
     return Rule(
         ours,
         tuple(theirs),
@@ -69,7 +80,8 @@ def map_rows(ours: str, theirs: Mapping[str, int]) -> Rule:
 
 
 def map_interleaved(ours: str, theirs: str, num_parts: int) -> Rule:
-    """Map `num_parts` concatenated parts to interleaved rows: a row of each part in turn."""
+    """Map `num_parts` parts, concatenated along dimension 0, to their interleaved rows: a row of
+    each part in turn."""
     return map_reshaped(
         ours,
         theirs,
@@ -79,7 +91,7 @@ def map_interleaved(ours: str, theirs: str, num_parts: int) -> Rule:
 
 
 def export_tensors(rules: Iterable[Rule], tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
-    """Yield the published tensors one by one, so that a model need not fit in memory."""
+    """Yield the published tensors, one by one, with their names."""
     for rule in rules:
         for name, tensor in zip(rule.theirs, rule.export(tensors[rule.ours]), strict=True):
             yield name, tensor.contiguous()
@@ -91,24 +103,69 @@ def import_tensors(
     config: ModelConfig,
     *,
     source: str,
-    ignored: Callable[[str], bool] = lambda name: False,
+    is_ignored: Callable[[str], bool] = lambda name: False,
 ) -> Weights:
-    """Return all tensors of ours, read lazily. Raise for missing and unknown tensors and wrong
-    shapes at once, and for differing copies when a tensor is read."""
+    """Return all tensors of ours, each computed from `theirs` when it is read.
+
+    `source`: where `theirs` come from, for errors. `is_ignored`: whether a published tensor that no
+    rule maps is left out.
+
+    Raise CheckpointError for missing or unknown tensors and wrong shapes; and when a tensor is
+    read, if its copies under several prefixes differ.
+    """
     shapes = {
         name: tuple(parameter.shape) for name, parameter in build_meta(config).named_parameters()
     }
     stored_names = {
-        name: [copy for copy in rule.copies(name) if copy in theirs]
+        name: [stored for stored in rule.possible_names(name) if stored in theirs]
         for rule in rules
         for name in rule.theirs
     }
-    missing = sorted(name for name, copies in stored_names.items() if not copies)
-    known_names = {copy for copies in stored_names.values() for copy in copies}
-    unknown = sorted(name for name in theirs.keys() - known_names if not ignored(name))
+    problems = _name_problems(theirs, stored_names, is_ignored)
+    problems = problems or _shape_problems(rules, theirs, stored_names, shapes)
+    if problems:
+        shown = "\n  ".join(problems[:12] + (["…"] if len(problems) > 12 else []))
+        raise CheckpointError(f"the tensors do not fit the model\n  {shown}", where=source)
+    rules_by_name = {rule.ours: rule for rule in rules}
+
+    def read_theirs(name: str) -> Tensor:
+        first, *duplicates = stored_names[name]
+        tensor = theirs[first]
+        for duplicate in duplicates:
+            if not torch.equal(tensor, theirs[duplicate]):
+                raise CheckpointError(
+                    f"{first} and {duplicate} are one shared tensor, and differ", where=source
+                )
+        return tensor
+
+    def read_ours(name: str) -> Tensor:
+        rule = rules_by_name[name]
+        return rule.restore([read_theirs(their_name) for their_name in rule.theirs]).contiguous()
+
+    return Weights(shapes, read_ours)
+
+
+def _name_problems(
+    theirs: Weights, stored_names: Mapping[str, Sequence[str]], is_ignored: Callable[[str], bool]
+) -> list[str]:
+    """List missing and unknown tensors. `stored_names`: for each name in a rule, those in
+    `theirs`."""
+    missing = sorted(name for name, stored in stored_names.items() if not stored)
+    mapped = {name for stored in stored_names.values() for name in stored}
+    unknown = sorted(name for name in theirs.keys() - mapped if not is_ignored(name))
     problems = [f"{name} is missing" for name in missing]
-    problems += [f"{name} is not part of this model" for name in unknown]
-    for rule in rules if not problems else ():
+    return problems + [f"{name} is not part of this model" for name in unknown]
+
+
+def _shape_problems(
+    rules: Sequence[Rule],
+    theirs: Weights,
+    stored_names: Mapping[str, Sequence[str]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> list[str]:
+    """List the tensors of ours whose shape is not in `shapes`, without reading `theirs`."""
+    problems = []
+    for rule in rules:
         stand_ins = [theirs.shadow(stored_names[name][0]) for name in rule.theirs]
         try:
             shape: object = tuple(rule.restore(stand_ins).shape)
@@ -117,23 +174,4 @@ def import_tensors(
         if shape != shapes[rule.ours]:
             names = ", ".join(rule.theirs)
             problems.append(f"{names}: {rule.ours} is {shapes[rule.ours]}, found {shape}")
-    if problems:
-        shown = "\n  ".join(problems[:12] + (["…"] if len(problems) > 12 else []))
-        raise CheckpointError(f"the tensors do not fit the model\n  {shown}", where=source)
-    by_name = {rule.ours: rule for rule in rules}
-
-    def tensor(name: str) -> Tensor:
-        first, *duplicates = stored_names[name]
-        tensor = theirs[first]
-        for copy in duplicates:
-            if not torch.equal(tensor, theirs[copy]):
-                raise CheckpointError(
-                    f"{first} and {copy} are one shared tensor, and differ", where=source
-                )
-        return tensor
-
-    def read(name: str) -> Tensor:
-        rule = by_name[name]
-        return rule.restore([tensor(theirs_name) for theirs_name in rule.theirs]).contiguous()
-
-    return Weights(shapes, read)
+    return problems

@@ -59,7 +59,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
     with settings_errors(folder / CONFIG, settings):
         config = read_config(settings)
 
-    def ignored(name: str) -> bool:
+    def is_ignored(name: str) -> bool:
         # Derived tensors, and statistics of FP8.
         tied = config.tie_embeddings and name == "unembed.weight"
         return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
@@ -67,7 +67,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
     theirs = Weights.held(read_torch(folder / WEIGHTS, hint=DOWNLOAD_HINT))
     check_frequencies(config, theirs, folder)
     return config, import_tensors(
-        rules(config), theirs, config, source=str(folder), ignored=ignored
+        rules(config), theirs, config, source=str(folder), is_ignored=is_ignored
     )
 
 
