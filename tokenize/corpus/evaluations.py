@@ -21,7 +21,7 @@ from ...console.log import get_logger
 from ..files.input_file import File
 from ..files.open_file import open_file
 from ..sources.delimited import record_blocks
-from ..sources.fields import look_up
+from ..sources.fields import find_value
 from ..sources.format import Slice, SourceConfig
 from .inputs import find_files
 from .ngrams import ENTRY, Ngrams, digest
@@ -212,7 +212,7 @@ def _texts(file: File, config: EvaluationConfig) -> Iterator[tuple[int, str]]:
 def _field(record: Any, name: str, where: str) -> Any:
     fields = record if isinstance(record, dict) else {}
     try:
-        return look_up(fields, name)
+        return find_value(fields, name)
     except KeyError:
         raise InputError(
             f"a record of an evaluation has no field `{name}` (it has "

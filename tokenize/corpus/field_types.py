@@ -9,7 +9,14 @@ from dataclasses import replace
 from ...console.errors import InputError
 from ..files.input_file import DamagedFile, File
 from ..sources import corpus_format, cut
-from ..sources.fields import EMPTY_LIST, FIELD_KINDS, TEXTUAL, WIDER, FieldKind, element_kind
+from ..sources.fields import (
+    EMPTY_LIST,
+    FIELD_KINDS,
+    TEXT_TYPE_PREFIXES,
+    WIDENINGS,
+    FieldKind,
+    element_kind,
+)
 from ..sources.format import SourceConfig
 
 MAX_FILES = 32
@@ -60,7 +67,7 @@ def _common_kind(name: str, kinds: set[FieldKind | str], file: str) -> FieldKind
     """Return the type that all values of a field share; int and float together are float."""
     if any(element_kind(kind) for kind in kinds):
         kinds = kinds - {EMPTY_LIST}
-    for narrow, wide in WIDER:
+    for narrow, wide in WIDENINGS:
         if kinds == {narrow, wide}:
             kinds = {wide}
     (kind, *other_kinds) = sorted(kinds)
@@ -83,7 +90,7 @@ def _common_kind(name: str, kinds: set[FieldKind | str], file: str) -> FieldKind
 
 def _unsupported_hint(name: str, kind: str) -> str:
     """Return the hint for a type that cannot be kept."""
-    if kind.startswith(TEXTUAL):
+    if kind.startswith(TEXT_TYPE_PREFIXES):
         return f"keep it as text: --keep {name}:string"
     if kind == "object" or kind.startswith("struct"):
         return f"name a value inside it, as in --keep {name}.part, or leave it out"

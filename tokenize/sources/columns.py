@@ -15,7 +15,7 @@ from .fields import (
     arrow_schema,
     column_kind,
     column_type,
-    column_values,
+    read_column,
     root_column,
     type_problem,
 )
@@ -142,7 +142,7 @@ def read_texts(
     ids = batch.column(config.id_field).to_pylist() if config.id_field else None
     columns = []
     for field in config.keep:
-        values, too_large = column_values(batch, field)
+        values, too_large = read_column(batch, field)
         columns.append(values)
         for k in too_large:
             message = f"`{field.name}` is an int of more than 64 bits"

@@ -1,7 +1,8 @@
-"""Kept fields: names, types, and values in records.
+"""Kept fields: their types, and their values in records of JSON, CSV, Parquet and Arrow.
 
-A kept field has one type in the whole dataset. A value of another type is a bad record; null is
-allowed, also as an element of a list. A record without the key is a bad record too, unless the
+A kept field has one kind in the whole dataset, such as `list<int>` (FieldKind), which manifests
+store as `type`; any other `type` here is Arrow's. A value of another kind makes its record a bad
+one; null is allowed, also as an element of a list. A record without the key is bad too, unless the
 field is optional: then the value is null.
 """
 
@@ -15,16 +16,16 @@ FieldKind = Literal[
     "string", "int", "float", "bool", "list<string>", "list<int>", "list<float>", "list<bool>"
 ]
 FIELD_KINDS: tuple[FieldKind, ...] = get_args(FieldKind)
-ELEMENTS: dict[str | None, str] = {
+ELEMENT_KINDS: dict[str | None, str] = {
     kind: kind.removeprefix("list<").removesuffix(">") for kind in FIELD_KINDS if "<" in kind
 }
-"""Element types, by list type."""
+"""Kind of the elements, by kind of the list."""
 JSON_KINDS = {str: "string", int: "int", float: "float", bool: "bool", dict: "object"}
-"""Types of JSON values, by Python type; arrays are lists."""
+"""Kinds of JSON values other than arrays, by Python type."""
 EMPTY_LIST = "list"
-"""Type of a JSON array that is empty or holds only nulls: it fits any list."""
-WIDER = {("int", "float"), ("list<int>", "list<float>")}
-"""(value type, wider field type that can hold the value)."""
+"""Kind of a JSON array that is empty or holds only nulls: it fits any list."""
+WIDENINGS = {("int", "float"), ("list<int>", "list<float>")}
+"""(kind of the values, kind of a field that can hold them too)."""
 
 RESERVED = {
     "document": "its number in the dataset",
@@ -35,10 +36,10 @@ RESERVED = {
 }
 """Names with another meaning in expressions over documents: no kept field may have them."""
 
-TEXTUAL = ("date", "time")
-"""Prefixes for Arrow types whose values can be kept as text."""
-LIMIT = 1 << 63
-"""Integers are stored in 64 bits."""
+TEXT_TYPE_PREFIXES = ("date", "time")
+"""Arrow types that begin so can be kept as text."""
+INT64_END = 1 << 63
+"""Integers are stored in 64 bits, from -INT64_END to INT64_END - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +59,11 @@ class KeptField:
 
 
 class FieldProblem(Exception):
-    """A record's field is missing or has another type."""
+    """A record's field is missing, or its value cannot be kept."""
 
-    def __init__(self, kind: str, what: str) -> None:
-        super().__init__(what)
+    def __init__(self, kind: str, message: str) -> None:
+        """`kind` names the problem, as the counts of bad records list it."""
+        super().__init__(message)
         self.kind = kind
 
 
@@ -79,9 +81,9 @@ def check_names(fields: Sequence[KeptField]) -> None:
             raise ValueError(f"keep: `{name}` is given twice")
 
 
-def look_up(record: dict[str, Any], name: str) -> Any:
-    """Look up a field in a JSON object; raise KeyError if it is missing. A key that contains dots
-    wins over a path; a path through null is null."""
+def find_value(record: dict[str, Any], name: str) -> Any:
+    """Find a field's value in a JSON object by its key or, with dots, by its path; a key that
+    contains dots wins. A path through null is null. Raise KeyError if the field is missing."""
     if name in record:
         return record[name]
     value: Any = record
@@ -95,7 +97,7 @@ def look_up(record: dict[str, Any], name: str) -> Any:
 
 
 def json_kind(value: Any) -> FieldKind | str:
-    """Return a JSON value's type: one of FIELD_KINDS, or a description of another type."""
+    """Return a JSON value's kind: one of FIELD_KINDS, or a description for people."""
     kind = JSON_KINDS.get(type(value))
     if kind is not None:
         return kind
@@ -103,7 +105,7 @@ def json_kind(value: Any) -> FieldKind | str:
 
 
 def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
-    """Return the type of a list with elements of these types."""
+    """Return the kind of a list whose elements are of these kinds."""
     if not kinds:
         return EMPTY_LIST
     kind = "float" if kinds == {"int", "float"} else "|".join(sorted(kinds))
@@ -111,39 +113,43 @@ def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:
 
 
 def element_kind(kind: str | None) -> str | None:
-    """Return the element type of a list type; None for other types."""
-    return ELEMENTS.get(kind)
+    """Return the kind of a list's elements; None if `kind` is no list."""
+    return ELEMENT_KINDS.get(kind)
 
 
-def json_value(record: dict[str, Any], field: KeptField) -> Any:
-    """Read a field from a JSON object, as a value of the field's type or None; raise
-    FieldProblem."""
+def read_json_value(record: dict[str, Any], field: KeptField) -> Any:
+    """Read a field from a JSON object, as a value of the field's kind or None. Raise FieldProblem
+    if the field is missing or its value has another kind."""
     try:
-        value = look_up(record, field.name)
+        value = find_value(record, field.name)
     except KeyError:
         if field.optional:
             return None
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise FieldProblem("missing field", f"no field `{field.name}` (it has {known})") from None
-    element = ELEMENTS.get(field.type)
-    if element is None or not isinstance(value, list):
-        return _check_value(value, field.type, field.name)
-    return [_check_value(item, element, f"{field.name}[{k}]") for k, item in enumerate(value)]
+    list_element_kind = element_kind(field.type)
+    if list_element_kind is None or not isinstance(value, list):
+        return _check_json_value(value, field.type, field.name)
+    return [
+        _check_json_value(element, list_element_kind, f"{field.name}[{index}]")
+        for index, element in enumerate(value)
+    ]
 
 
-def _check_value(value: Any, type: str | None, name: str) -> Any:
-    """Convert a JSON value to a type; None stays None; raise FieldProblem."""
+def _check_json_value(value: Any, expected_kind: str | None, name: str) -> Any:
+    """Check a JSON value, and widen it if needed; None stays None. Raise FieldProblem if the value
+    cannot be kept under `name`."""
     if value is None:
         return None
     kind = json_kind(value)
-    if type == "float" and kind == "int":
+    if expected_kind == "float" and kind == "int":
         try:
             return float(value)
         except OverflowError:
             raise FieldProblem("other type", f"`{name}` is too large a number") from None
-    if kind != type:
-        raise FieldProblem("other type", f"`{name}` is a JSON {kind}, not {type}")
-    if kind == "int" and not -LIMIT <= value < LIMIT:
+    if kind != expected_kind:
+        raise FieldProblem("other type", f"`{name}` is a JSON {kind}, not {expected_kind}")
+    if kind == "int" and not -INT64_END <= value < INT64_END:
         raise FieldProblem("other type", f"`{name}` is an int of more than 64 bits")
     if kind == "string" and not value.isascii() and not value.isprintable():
         try:
@@ -154,8 +160,9 @@ def _check_value(value: Any, type: str | None, name: str) -> Any:
     return value
 
 
-def parse_value(text: str, field: KeptField) -> Any:
-    """Parse a value in a CSV file as the field's type; an empty value is null."""
+def parse_csv_value(text: str, field: KeptField) -> Any:
+    """Parse a value in a CSV file as the field's kind; an empty value is null. Raise FieldProblem
+    for other text."""
     if text == "":
         return None
     try:
@@ -164,13 +171,13 @@ def parse_value(text: str, field: KeptField) -> Any:
         value: Any = {"string": str, "int": int, "float": float}[str(field.type)](text)
     except (ValueError, KeyError):
         raise FieldProblem("other type", f"`{field.name}` is {text!r}, not {field.type}") from None
-    if field.type == "int" and not -LIMIT <= value < LIMIT:
+    if field.type == "int" and not -INT64_END <= value < INT64_END:
         raise FieldProblem("other type", f"`{field.name}` is an int of more than 64 bits")
     return value
 
 
 def arrow_schema(fields: Sequence[KeptField]) -> Any:
-    """Return the Arrow schema of kept fields."""
+    """Return a pyarrow.Schema with a column per kept field."""
     import pyarrow as pa
 
     types = {"string": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
@@ -179,52 +186,54 @@ def arrow_schema(fields: Sequence[KeptField]) -> Any:
 
 
 def build_table(rows: Sequence[Sequence[Any]], fields: Sequence[KeptField]) -> Any:
-    """Build a table from documents' values, given in the order of `fields`."""
+    """Build a pyarrow.Table with a row per document, whose values are in the order of `fields`."""
     import pyarrow as pa
 
     schema = arrow_schema(fields)
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(fields)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, schema.types, strict=True)]
+    arrays = [pa.array(values, type) for values, type in zip(columns, schema.types, strict=True)]
     return pa.table(arrays, schema=schema)
 
 
-def null_table(count: int, fields: Sequence[KeptField]) -> Any:
-    """Return a table with only nulls, for documents in a format without fields."""
+def null_table(num_rows: int, fields: Sequence[KeptField]) -> Any:
+    """Return a pyarrow.Table of nulls, for documents in a format without fields."""
     import pyarrow as pa
 
     schema = arrow_schema(fields)
-    return pa.table([pa.nulls(count, kind) for kind in schema.types], schema=schema)
+    return pa.table([pa.nulls(num_rows, type) for type in schema.types], schema=schema)
 
 
 # Columns of Parquet and Arrow files
 
 
 def column_kind(type: Any) -> FieldKind | str | None:
-    """Return a column's type: one of FIELD_KINDS, None if it is all nulls, or the Arrow type."""
+    """Return the kind of a column with an Arrow type: one of FIELD_KINDS, None if it is all nulls,
+    or else the name of the Arrow type."""
     import pyarrow as pa
 
     types = pa.types
     if types.is_dictionary(type):
         type = type.value_type
-    tests: dict[FieldKind, tuple[Any, ...]] = {
+    scalar_tests: dict[FieldKind, tuple[Any, ...]] = {
         "string": (types.is_string, types.is_large_string, types.is_string_view),
         "int": (types.is_integer,),
         "float": (types.is_floating, types.is_decimal),
         "bool": (types.is_boolean,),
     }
-    for kind, type_tests in tests.items():
-        if any(test(type) for test in type_tests):
+    for kind, tests in scalar_tests.items():
+        if any(test(type) for test in tests):
             return kind
     if any(test(type) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)):
-        element_type = column_kind(type.value_type)
-        if types.is_dictionary(type.value_type) or element_type not in tests:
-            return None if element_type is None else str(type)
-        return f"list<{element_type}>"
+        kind_inside = column_kind(type.value_type)
+        if types.is_dictionary(type.value_type) or kind_inside not in scalar_tests:
+            return None if kind_inside is None else str(type)
+        return f"list<{kind_inside}>"
     return None if types.is_null(type) else str(type)
 
 
 def column_type(schema: Any, name: str) -> Any:
-    """Return the Arrow type of a column, or of a path into structs; raise KeyError."""
+    """Return the Arrow type of a column or, with dots, of a path into structs. Raise KeyError if it
+    is missing or not unique."""
     import pyarrow as pa
 
     if schema.names.count(name) == 1:
@@ -241,7 +250,7 @@ def column_type(schema: Any, name: str) -> Any:
 
 
 def root_column(schema: Any, name: str) -> str:
-    """Return the file's column that contains a field."""
+    """Return the name of the file's column that contains a field."""
     return name if name in schema.names else name.split(".")[0]
 
 
@@ -253,17 +262,17 @@ def type_problem(schema: Any, field: KeptField) -> str | None:
         missing = f"no column `{field.name}` (it has {', '.join(schema.names)})"
         return None if field.optional else missing
     kind = column_kind(type)
-    if kind in (None, field.type) or (kind, field.type) in WIDER:
+    if kind in (None, field.type) or (kind, field.type) in WIDENINGS:
         return None
-    if field.type == "string" and str(type).startswith(TEXTUAL):
+    if field.type == "string" and str(type).startswith(TEXT_TYPE_PREFIXES):
         return None
     description = f"{type} ({kind})" if kind in FIELD_KINDS and kind != str(type) else type
     return f"column `{field.name}` holds {description}, not {field.type}"
 
 
-def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
-    """Return a record batch's values of a field, as an array of the field's type, and the rows with
-    integers of more than 64 bits: those values are null."""
+def read_column(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
+    """Read a field from a pyarrow.RecordBatch, as an array of the field's type. Also return the
+    indices of rows with integers of more than 64 bits, which are null in the array."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -282,13 +291,13 @@ def column_values(batch: Any, field: KeptField) -> tuple[Any, list[int]]:
     try:
         return column.cast(type), []
     except pa.ArrowInvalid:
-        too_large = [k for k, value in enumerate(column.to_pylist()) if not _fits_int64(value)]
-        fits = pa.array([k not in set(too_large) for k in range(len(column))])
+        fits = [_fits_int64(value) for value in column.to_pylist()]
         null = pa.scalar(None, column.type)
-        return pc.if_else(fits, column, null).cast(type, safe=False), too_large
+        kept = pc.if_else(pa.array(fits), column, null).cast(type, safe=False)
+        return kept, [row for row, row_fits in enumerate(fits) if not row_fits]
 
 
 def _fits_int64(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_fits_int64, value))
-    return not isinstance(value, int) or -LIMIT <= value < LIMIT
+    return not isinstance(value, int) or -INT64_END <= value < INT64_END

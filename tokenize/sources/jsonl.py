@@ -11,7 +11,7 @@ from ...dataplane.tokenizers.marks import TextSpans
 from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
-from .fields import FieldKind, FieldProblem, build_table, json_kind, json_value, look_up
+from .fields import FieldKind, FieldProblem, build_table, find_value, json_kind, read_json_value
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 DELIMITER = b"\n"
@@ -74,7 +74,7 @@ class Jsonl(CorpusFormat):
                     record: Any = json.loads(line)
                     for name in names if isinstance(record, dict) else ():
                         with suppress(KeyError):
-                            if (value := look_up(record, name)) is not None:
+                            if (value := find_value(record, name)) is not None:
                                 kinds.setdefault(name, set()).add(json_kind(value))
             break
         return kinds
@@ -127,7 +127,7 @@ def _parse_document(
     if b"\\u" in line and not _is_encodable(text):
         raise _BadLine("invalid UTF-8", "half of a surrogate pair, which is not a character")
     try:
-        values = [json_value(record, field) for field in config.keep]
+        values = [read_json_value(record, field) for field in config.keep]
     except FieldProblem as problem:
         raise _BadLine(problem.kind, str(problem)) from None
     if config.id_field is None:

@@ -19,7 +19,7 @@ from ..files.input_file import DamagedFile, File
 from ..files.open_file import read_decompressed
 from .columns import column_problem, document_columns
 from .delimited import BOM
-from .fields import FieldKind, FieldProblem, build_table, parse_value
+from .fields import FieldKind, FieldProblem, build_table, parse_csv_value
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
 
 UNIT = "row"
@@ -136,7 +136,7 @@ class _RowBlock:
             return
         try:
             fields = [
-                parse_value(value, field)
+                parse_csv_value(value, field)
                 for value, (_, field) in zip(kept_values, self.keep, strict=True)
             ]
         except FieldProblem as problem:
