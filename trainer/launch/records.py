@@ -1,7 +1,7 @@
-"""Check the records of earlier starts when a run resumes, then truncate them to the checkpoint.
+"""Check a run's records when it resumes from a checkpoint, and truncate them to its step.
 
-Ledger and metrics are durable before a checkpoint is sealed. A ledger that does not lead to the
-checkpoint was changed, or lost.
+Ledger and metrics are made durable before a checkpoint is sealed. So if the ledger does not lead to
+the checkpoint, its file was changed or lost.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ def truncate_to_checkpoint(
     folder: RunFolder, plan: RunPlan, state: RunState, *, new_ledger: bool, keep_tails: int
 ) -> None:
     """Check the ledger against the checkpoint, and truncate all records to the checkpoint's step.
-    The latest `keep_tails` tails of every record are kept.
 
-    With `new_ledger`, a ledger that does not lead to the checkpoint is renamed, and a new ledger
-    begins at the checkpoint.
+    The lines cut off, a record's tail, go into a file beside it; each record keeps its latest
+    `keep_tails` tails. Raise IntegrityError if the ledger does not lead to the checkpoint; with
+    `new_ledger`, rename it instead, and begin a new one at the checkpoint.
     """
     if state.step > plan.first_step:
-        _check_ledger(folder, last_ledger_entry(plan, state), new_ledger=new_ledger)
+        _ensure_ledger(folder, last_ledger_entry(plan, state), new_ledger=new_ledger)
     for path in folder.records:
         tail = lines.cut(path, state.step)
         if tail is not None:
             log.info("cut %s back to step %d; the tail is in %s", path.name, state.step, tail.name)
-        tails = lines.list_tails(path)
-        for outdated in tails[: max(0, len(tails) - keep_tails)]:
-            outdated.unlink()
+        tails = lines.list_tails(path)  # the oldest first
+        for old_tail in tails[: max(0, len(tails) - keep_tails)]:
+            old_tail.unlink()
 
 
 def is_finished(job: Job) -> bool:
-    """Return True if the run has taken all steps, and scored its last checkpoint if configured."""
+    """Return True if the run has saved its last step, and its scores there were computed or have
+    failed. A run in a read-only folder needs no scores."""
     if not checkpoints.reached(job.folder.checkpoints, job.plan.end_step):
         return False
-    archived = not os.access(job.folder.root, os.W_OK)
+    is_read_only = not os.access(job.folder.root, os.W_OK)
     gaps = read_gaps(job.folder, job.run.scores, job.plan.end_step)
-    return archived or all(gap.reason is not None for gap in gaps)
+    return is_read_only or all(gap.reason is not None for gap in gaps)
 
 
 def last_ledger_entry(plan: RunPlan, state: RunState) -> LedgerEntry:
@@ -58,7 +59,8 @@ def last_ledger_entry(plan: RunPlan, state: RunState) -> LedgerEntry:
     return LedgerEntry(step.number, step.first_row, step.rows, state.ledger)
 
 
-def _check_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> None:
+def _ensure_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> None:
+    """Ensure that the ledger leads to the entry `end`, by a new ledger if allowed."""
     gap = ledger.find_gap(folder.ledger, end)
     if gap is None:
         return
@@ -70,11 +72,11 @@ def _check_ledger(folder: RunFolder, end: LedgerEntry, *, new_ledger: bool) -> N
             "--new-ledger keeps the old file and begins a new ledger at the checkpoint",
         )
     if folder.ledger.exists():
-        path, number = folder.ledger.with_suffix(".old.jsonl"), 1
-        while path.exists():
+        old_ledger, number = folder.ledger.with_suffix(".old.jsonl"), 1
+        while old_ledger.exists():
             number += 1
-            path = folder.ledger.with_suffix(f".old-{number}.jsonl")
-        folder.ledger.rename(path)
-        log.warning("the old ledger is in %s", path.name)
+            old_ledger = folder.ledger.with_suffix(f".old-{number}.jsonl")
+        folder.ledger.rename(old_ledger)
+        log.warning("the old ledger is in %s", old_ledger.name)
     log.warning("%s: a new ledger begins at step %d", problem, end.step)
     ledger.begin(folder.ledger, end)
