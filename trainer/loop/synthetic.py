@@ -1,6 +1,6 @@
 """Random rows instead of a mixture, to measure a machine or to try a model with torch alone.
 
-A row is a function of seed and row number, as a mixture's row is a function of the plan.
+A row depends on the seed and its number alone, as a mixture's row depends on the plan alone.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class SyntheticSource:
 
 @dataclass(frozen=True)
 class SyntheticPlan(PhaseTimeline[PhaseRows]):
+    """The RunPlan of random rows: one phase, one source."""
+
     config: SyntheticConfig
     vocab_size: int
     seed: int
@@ -69,22 +71,32 @@ class SyntheticPlan(PhaseTimeline[PhaseRows]):
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def lr_factor(self, step: int) -> float:
+        """Compute the fraction of the peak learning rate at a step."""
         return min(1.0, (step + 1) / (self.config.warmup + 1))
 
 
 @dataclass(frozen=True, eq=False)
 class SyntheticBatch:
+    """A micro-batch: b rows, and this rank's t of their seq_len tokens on the context axis."""
+
     tokens: torch.Tensor
+    """[b, t] Inputs, int64."""
     targets: torch.Tensor
+    """[b, t] The tokens after the inputs."""
     weights: torch.Tensor
+    """[b, t] Loss weights: 1, or 0 in padding rows."""
     cu_seqlens: torch.Tensor
+    """[b + 1] Bounds of the documents in b · seq_len tokens: each row is a document."""
     rows: list[int]
+    """[b] Row numbers; PADDING for padding rows, which are last."""
     sources: list[int]
+    """[b] Index into the plan's sources."""
     digests: list[bytes]
+    """One per row, without padding rows."""
 
 
 class SyntheticLoader:
-    """Yields this rank's micro-batches, step by step, as dataplane's Loader does."""
+    """Yields a data rank's micro-batches, a list for each step, as dataplane's Loader does."""
 
     def __init__(
         self,
@@ -97,6 +109,7 @@ class SyntheticLoader:
         context_rank: int = 0,
         context_size: int = 1,
     ) -> None:
+        """`rank`, `world`: place on the data axis, and its size. `micro_batch`: rows."""
         self.plan = plan
         self.rank, self.world = rank, world
         self.context_rank, self.context_size = context_rank, context_size
@@ -108,14 +121,15 @@ class SyntheticLoader:
             step = self.plan.step(number)
             first_row = step.first_row + step.rows * self.rank // self.world
             end_row = step.first_row + step.rows * (self.rank + 1) // self.world
-            size = self.micro_batch
-            count = micro_batches(size, step.phase, self.world)
+            num_batches = micro_batches(self.micro_batch, step.phase, self.world)
+            batch_starts = [first_row + index * self.micro_batch for index in range(num_batches)]
             yield [
-                self._batch(range(first_row + i * size, min(first_row + (i + 1) * size, end_row)))
-                for i in range(count)
+                self._build_batch(range(start, min(start + self.micro_batch, end_row)))
+                for start in batch_starts
             ]
 
-    def _batch(self, rows: range) -> SyntheticBatch:
+    def _build_batch(self, rows: range) -> SyntheticBatch:
+        """Build a micro-batch from at most `micro_batch` rows, and pad it to this size."""
         import torch
 
         length = self.plan.config.seq_len
@@ -124,16 +138,19 @@ class SyntheticLoader:
         digests = []
         for index, row in enumerate(rows):
             generator = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + row)
-            drawn = torch.randint(0, self.plan.vocab_size, (length + 1,), generator=generator)
-            tokens[index], weights[index] = drawn, 1.0
+            tokens[index] = torch.randint(
+                0, self.plan.vocab_size, (length + 1,), generator=generator
+            )
+            weights[index] = 1.0
             digests.append(hashlib.blake2b(str(row).encode(), digest_size=16).digest())
         padding = [PADDING] * (self.micro_batch - len(rows))
-        shard = length // self.context_size
-        begin, end = self.context_rank * shard, (self.context_rank + 1) * shard
+        tokens_per_rank = length // self.context_size
+        start = self.context_rank * tokens_per_rank
+        end = start + tokens_per_rank
         return SyntheticBatch(
-            tokens=tokens[:, begin:end],
-            targets=tokens[:, begin + 1 : end + 1],
-            weights=weights[:, begin:end],
+            tokens=tokens[:, start:end],
+            targets=tokens[:, start + 1 : end + 1],
+            weights=weights[:, start:end],
             cu_seqlens=torch.arange(self.micro_batch + 1, dtype=torch.int32) * length,
             rows=[*rows, *padding],
             sources=[0] * self.micro_batch,
