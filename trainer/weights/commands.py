@@ -12,7 +12,7 @@ from ...console.errors import UserError
 from ..layout.devices import DEVICES, DeviceKind
 
 
-def formats() -> Collection[str]:
+def folder_formats() -> Collection[str]:
     from ...models.conversion.folders import FORMATS
 
     return FORMATS
@@ -42,7 +42,7 @@ data_option = click.option(
 @click.option(
     "--format",
     metavar="NAME",
-    callback=command.name_check(formats),
+    callback=command.name_check(folder_formats),
     default="huggingface",
     show_default=True,
     help="Format of the folder, as in `headrace models convert`.",
@@ -80,27 +80,27 @@ def export(
 
     More: docs/checkpoints.md
     """
-    from . import export as exports
     from . import source as sources
+    from .export import export as export_weights
     from .tokenizer import find_tokenizer
 
     weights = sources.find(source, step, average=ema)
-    tokenizer, without = None, ""
+    tokenizer, tokenizer_note = None, ""
     try:
         tokenizer = find_tokenizer(weights, data)
     except UserError as error:
         if data is not None:
             raise
-        without = f"; without a tokenizer: {error.message}"
-    summary = exports.export(weights, out, format, dtype=dtype, tokenizer=tokenizer)
+        tokenizer_note = f"; without a tokenizer: {error.message}"
+    summary = export_weights(weights, out, format, dtype=dtype, tokenizer=tokenizer)
     if as_json:
         command.emit(summary)
         return
-    command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{without}")
-    if (chat := summary["chat_template"]) is not None:
-        different = ", ".join(chat["different"])
-        dropped = f"; different ones are left out: those of {different}" if different else ""
-        command.say(f"the chat template is that of {chat['source']}{dropped}")
+    command.say(f"{summary['from']} → {out}: {summary['family']}, {dtype}{tokenizer_note}")
+    if (template := summary["chat_template"]) is not None:
+        dropped = ", ".join(template["different"])
+        dropped_note = f"; different ones are left out: those of {dropped}" if dropped else ""
+        command.say(f"the chat template is that of {template['source']}{dropped_note}")
 
 
 @click.command()
@@ -165,22 +165,21 @@ def sample(
     More: docs/trainer.md
     """
     from ...models.model.generate import Sampling
-    from . import sample as samples
     from . import source as sources
+    from .sample import sample as complete_prompts
     from .tokenizer import find_tokenizer
 
     weights = sources.find(source, step, average=ema)
     tokenizer = find_tokenizer(weights, data)
-    lines = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
-    if not lines:
+    texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
+    if not texts:
         raise click.UsageError("no prompt: give --prompt TEXT, or lines on stdin")
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    completions = samples.sample(
-        weights, tokenizer, lines, tokens, sampling=sampling, device=device
+    completions = complete_prompts(
+        weights, tokenizer, texts, tokens, sampling=sampling, device=device
     )
     if as_json:
-        samples_json = [vars(completion) for completion in completions]
-        command.emit({"from": weights.where, "samples": samples_json})
+        command.emit({"from": weights.where, "samples": [vars(text) for text in completions]})
         return
     for completion in completions:
         click.echo(f"{completion.prompt}{completion.text}")
