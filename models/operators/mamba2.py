@@ -33,6 +33,7 @@ class Mamba2(Operator):
         self.heads = heads = inner // options.head_dim
         BC_width = options.groups * options.state_size  # g·n
         widths = {"z": inner, "x": inner, "B": BC_width, "C": BC_width, "dt": heads}
+        # B, C and dt select states: they stay out of FP8.
         self.input = SplitLinear(width, widths, bias=options.bias, wide=("B", "C", "dt"))
         self.conv = ShortConvolution(inner + 2 * BC_width, options.conv, bias=True)
         self.dt_bias = nn.Parameter(torch.empty(heads))
@@ -56,8 +57,9 @@ class Mamba2(Operator):
                 select_local_groups(t, options.groups, self.heads, tp).flatten(-2) for t in BC
             )
             xBC = torch.cat([x, *local_BC], dim=-1)
+        # In generation, the state S [b, h, p, n] goes on from the last call; else it is dropped.
         cache = batch.state.tensors if batch.state is not None else {}
-        # y [b, t, h·p]   state S [b, h, p, n]
+        # y [b, t, h·p]
         y, cache["ssm"] = mixed_scan(
             xBC,
             dt,
@@ -72,9 +74,11 @@ class Mamba2(Operator):
             chunk=options.chunk,
             kernel="torch" if batch.state is not None else options.kernel,
         )
-        store = self.output.takes_stored
-        normed = self.norm(y, z, tp, store=store)
-        out: Tensor = self.output(*normed) if store else self.output(normed)
+        if self.output.takes_stored:  # the norm's kernel writes its output in FP8, too
+            normed, stored = self.norm(y, z, tp, store=True)
+        else:
+            normed, stored = self.norm(y, z, tp), None
+        out: Tensor = self.output(normed, stored)
         return out
 
     def init_weights(self, init: Initializers) -> None:
@@ -117,7 +121,8 @@ class Mamba2(Operator):
 def init_dt_bias(
     bias: Tensor, init: Initializers, low: float = 1e-3, high: float = 0.1, floor: float = 1e-4
 ) -> None:
-    """Draw `bias` such that Δ = softplus(bias) is log-uniform in [low, high)."""
+    """Draw `bias` such that Δ = softplus(bias) is log-uniform in [low, high), and at least
+    `floor`."""
 
     def inverse_softplus(logs: Tensor) -> Tensor:
         dt = logs.exp().clamp(min=floor)
