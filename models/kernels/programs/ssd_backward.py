@@ -1,20 +1,30 @@
 """Triton programs of ssd.py's backward pass: the gradients of B, C, dt, A_log and D.
 
 A pair of tokens s ≤ t of a document adds (C_t·B_s)·L_ts·Δ_s·x_s to y_t, with the decay
-L_ts = exp(Σ_{s<r≤t} Δ_r·A). Its term of the loss's gradient is
+L_ts = exp(Σ_{s<r≤t} Δ_r·A). With dy, the gradient of y, its product with the loss's gradient is
 
-    P_ts = (dy_t·x_s)·(C_t·B_s)·L_ts·Δ_s                   dy: the gradient of y
+    P_ts = (dy_t·x_s)·(C_t·B_s)·L_ts·Δ_s
 
-All gradients are sums of such terms:
+and all gradients are sums over pairs:
 
     d(C_t·B_s) = Σ_heads (dy_t·x_s)·L_ts·Δ_s
     dC_t = Σ_s d(C_t·B_s)·B_s,  dB_s = Σ_t d(C_t·B_s)·C_t
     dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·Σ_{s<r≤t} P_ts,  dA = Σ_r Δ_r·Σ_{s<r≤t} P_ts
 
-ssd_backward_pairs computes the pairs within a span. Where one token is outside the span,
-ssd_backward_BC uses the state S at the span's boundary, or its gradient dS, for all tokens beyond;
-ssd_scan_states has summed the pairs around the span. B and C belong to groups of heads: a program
-sums over a block of HEADS heads, and ssd_backward_sum_BC over the blocks of a group.
+As in the forward pass, a chunk has CHUNK tokens, and a span CHUNKS chunks. A pair lies in one span,
+or crosses a boundary between spans:
+
+- ssd_backward_pairs computes the pairs in a span, chunk against chunk.
+- ssd_backward_BC has one token of the pair in its span. The state S at the span's start stands for
+  all tokens s before it, the gradient dS at its end for all tokens t after it.
+- ssd_scan_states (ssd.py) has summed the pairs with s before and t after the whole span.
+
+ssd_backward_dt adds up all three. B and C belong to groups of heads: a program sums over a block of
+HEADS heads, and ssd_backward_sum_BC over the blocks of a group.
+
+Sums by token are fp32: delta, dA_cumsum (as in ssd.py), D_terms, state_pairs_t and state_pairs_s
+are [rows, heads, padded_length]; pair_sums_t and pair_sums_s [rows, distance, heads,
+padded_length], with `distance` < CHUNKS, the chunks from s to t.
 """
 
 from __future__ import annotations
@@ -30,7 +40,8 @@ from .ssd import decay_matrix, document_masks, dot_add, load_positions, load_til
 def _gap_decay(
     dA_cumsum, start_chunk, earlier_chunk, later_chunk, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Return the decay over the chunks between two chunks of a span."""
+    """Return the decay over all chunks between earlier_chunk and later_chunk, both excluded; those
+    must be chunks of the span that begins at start_chunk, or lie just outside it."""
     chunk = start_chunk + tl.arange(0, CHUNKS)
     end_ptrs = dA_cumsum + chunk * CHUNK + CHUNK - 1
     mask = (chunk > earlier_chunk) & (chunk < later_chunk)
@@ -39,7 +50,8 @@ def _gap_decay(
 
 @triton.jit
 def _edge_decay(dA_cumsum, first_token, mask, TO_END: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the decay from a chunk's start to its tokens; if TO_END, from them to its end."""
+    """Return the decay from a chunk's start to each token [CHUNK]; if TO_END, from each token to
+    the chunk's end. It is 0 where `mask` is False."""
     log_decay = tl.load(dA_cumsum + first_token + tl.arange(0, CHUNK))
     if TO_END:
         log_decay = tl.load(dA_cumsum + first_token + CHUNK - 1) - log_decay
@@ -59,7 +71,7 @@ def ssd_backward_pairs(
 
     score_grads [rows, chunks, distance, blocks, t, s] are sums over HEADS heads. For each head and
     distance, pair_sums_s = Σ_t P_ts/Δ_s and pair_sums_t = Σ_s P_ts. SAME: pair_sums_t holds the sum
-    over the pairs that enclose a token r, Σ_{s<r≤t} P_ts, and D_terms = dy_t·x_t.
+    over the chunk's pairs that enclose a token r, Σ_{s<r≤t} P_ts, and D_terms = dy_t·x_t.
     """
     chunk, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -91,7 +103,7 @@ def ssd_backward_pairs(
         _, end_mask, _ = document_masks(positions, first_s, length, CHUNK, PACKED)
         unbroken = _unbroken(positions, chunk_s + 1, chunk, length, CHUNK, PACKED)
         position_t = load_positions(positions, first_t, length, CHUNK, PACKED)
-        score_grad = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)
+        score_grad = tl.zeros([CHUNK, CHUNK], dtype=tl.float32)  # matrices are [t, s]
         for h in range(HEADS):
             head_offset = h * padded_length
             dy_tile = load_tile(
@@ -100,28 +112,32 @@ def ssd_backward_pairs(
             x_tile = load_tile(
                 x + h * head_dim, x_token_stride, first_s, length, head_dim, CHUNK, HEAD_DIM
             )
-            P = tl.dot(dy_tile, tl.trans(x_tile), input_precision=PRECISION, out_dtype=tl.float32)
+            dy_x = tl.dot(
+                dy_tile, tl.trans(x_tile), input_precision=PRECISION, out_dtype=tl.float32,
+            )  # fmt: skip
             if SAME:
-                diagonal = tl.where(token[:, None] == token[None, :], P, 0.0)
+                diagonal = tl.where(token[:, None] == token[None, :], dy_x, 0.0)
                 tl.store(D_terms + head_offset + first_t + token, tl.sum(diagonal, 1))
                 cumsum_t = tl.load(dA_cumsum + head_offset + first_t + token)
-                P *= decay_matrix(cumsum_t, position_t, CHUNK, PACKED, False)
+                dy_x_L = dy_x * decay_matrix(cumsum_t, position_t, CHUNK, PACKED, False)
             else:
                 decay_ptr = dA_cumsum + head_offset
                 gap = _gap_decay(decay_ptr, start_chunk, chunk_s, chunk, CHUNK, CHUNKS) * unbroken
-                P *= (_edge_decay(decay_ptr, first_t, start_mask, False, CHUNK) * gap)[:, None]
-                P *= _edge_decay(decay_ptr, first_s, end_mask, True, CHUNK)[None, :]
-            tl.store(pair_sums_s + head_offset + first_s + token, tl.sum(P * scores, 0))
-            P *= tl.load(delta + head_offset + first_s + token)[None, :]
-            score_grad += P
-            P *= scores
+                decay_to_t = _edge_decay(decay_ptr, first_t, start_mask, False, CHUNK) * gap
+                dy_x_L = dy_x * decay_to_t[:, None]
+                dy_x_L *= _edge_decay(decay_ptr, first_s, end_mask, True, CHUNK)[None, :]
+            tl.store(pair_sums_s + head_offset + first_s + token, tl.sum(dy_x_L * scores, 0))
+            head_score_grad = dy_x_L * tl.load(delta + head_offset + first_s + token)[None, :]
+            score_grad += head_score_grad
+            P = head_score_grad * scores
             if SAME:
-                earlier = tl.where(token[:, None] < token[None, :], 1.0, 0.0).to(dtype)
-                P = tl.dot(
-                    P.to(dtype), earlier, input_precision=PRECISION, out_dtype=tl.float32,
+                # Σ_{s<r} P_ts as a product with a matrix of ones, [t, r]; then the sum over t ≥ r.
+                is_before = tl.where(token[:, None] < token[None, :], 1.0, 0.0).to(dtype)  # [s, r]
+                P_before = tl.dot(
+                    P.to(dtype), is_before, input_precision=PRECISION, out_dtype=tl.float32,
                 )  # fmt: skip
-                P = tl.where(token[:, None] >= token[None, :], P, 0.0)
-                tl.store(pair_sums_t + head_offset + first_t + token, tl.sum(P, 0))
+                enclosing = tl.where(token[:, None] >= token[None, :], P_before, 0.0)
+                tl.store(pair_sums_t + head_offset + first_t + token, tl.sum(enclosing, 0))
             else:
                 tl.store(pair_sums_t + head_offset + first_t + token, tl.sum(P, 1))
         tile_index = (
@@ -155,12 +171,17 @@ def ssd_backward_BC(
     """dC_t = Σ_{s≤t} d(C_t·B_s)·B_s + Σ_heads decay_t·Sᵀ·dy_t, summed over HEADS heads.
 
     s is in the span, decay_t leads from the span's start to t, and S [head_dim, state_size] is the
-    state at that start. state_pair_sums = C_t·(decay_t·Sᵀ·dy_t) = Σ_s P_ts over s before the span.
+    state at that start. state_pairs_t = C_t·(decay_t·Sᵀ·dy_t) = Σ_s P_ts over s before the span.
 
-    `target` is C, `source` B, `values` dy. BACKWARD computes dB_s in the same way:
-    dB_s = Σ_{t≥s} d(C_t·B_s)·C_t + Σ_heads Δ_s·decay_s·dSᵀ·x_s, where target is B, source C, values
-    x, decay_s leads from s to the span's end, and `states` holds dS at that end. state_pair_sums is
-    then Σ_t P_ts/Δ_s over t after the span.
+    BACKWARD: dB_s = Σ_{t≥s} d(C_t·B_s)·C_t + Σ_heads Δ_s·decay_s·dSᵀ·x_s, where decay_s leads from
+    s to the span's end, and dS is the state's gradient there. state_pairs_s = B_s·(decay_s·dSᵀ·x_s)
+    = Σ_t P_ts/Δ_s over t after the span.
+
+                target   source   values   states   state_pair_sums
+    forward     C        B        dy       S        state_pairs_t
+    BACKWARD    B        C        x        dS       state_pairs_s
+
+    partial_grads [blocks, rows, length, state_size] are fp32.
     """
     chunk, block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     dtype: tl.constexpr = values.dtype.element_ty
@@ -184,9 +205,9 @@ def ssd_backward_BC(
         chunk_t = chunk + distance if BACKWARD else chunk
         tile_index = ((row * num_chunks + chunk_t) * CHUNKS + distance) * num_blocks + block
         score_grad = tl.load(score_grads + tile_index * CHUNK * CHUNK + tile_offsets)
-        source_first = (chunk_t if BACKWARD else chunk - distance) * CHUNK
+        first_source = (chunk_t if BACKWARD else chunk - distance) * CHUNK
         source_tile = load_tile(
-            source, B_token_stride, source_first, length, state_size, CHUNK, STATE_SIZE
+            source, B_token_stride, first_source, length, state_size, CHUNK, STATE_SIZE
         )
         if BACKWARD:
             score_grad = tl.trans(score_grad)
@@ -214,16 +235,16 @@ def ssd_backward_BC(
         ptrs, state_mask = state_ptrs(
             states + h * head_dim * state_size, head_dim, state_size, HEAD_DIM, STATE_SIZE
         )
-        weighted = (value_tile.to(tl.float32) * decay[:, None]).to(dtype)
-        state_grad = tl.dot(
-            weighted, tl.load(ptrs, mask=state_mask, other=0.0), input_precision=PRECISION,
+        decayed_value = (value_tile.to(tl.float32) * decay[:, None]).to(dtype)
+        grad_by_state = tl.dot(
+            decayed_value, tl.load(ptrs, mask=state_mask, other=0.0), input_precision=PRECISION,
             out_dtype=tl.float32,
         )  # fmt: skip
         pair_ptrs = state_pair_sums + head_offset + chunk_token
-        tl.store(pair_ptrs, tl.sum(state_grad * target_tile.to(tl.float32), 1))
+        tl.store(pair_ptrs, tl.sum(grad_by_state * target_tile.to(tl.float32), 1))
         if BACKWARD:
-            state_grad *= tl.load(delta + head_offset + chunk_token)[:, None]
-        grad += state_grad
+            grad_by_state *= tl.load(delta + head_offset + chunk_token)[:, None]
+        grad += grad_by_state
     token = first_token + chunk_token[:, None]
     state_index = tl.arange(0, STATE_SIZE)[None, :]
     offsets = ((block * tl.num_programs(2) + row) * length + token) * state_size + state_index
@@ -236,8 +257,10 @@ def ssd_backward_sum_BC(
     out_token_stride,
     CHUNK: tl.constexpr, STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """dB, or dC, of a group = Σ_blocks partial_grads, which is [groups · blocks, rows, length,
-    state_size] in fp32."""
+    """Gradient of B or C [rows, length, groups · state_size] = Σ_blocks partial_grads.
+
+    partial_grads [groups · num_blocks, rows, length, state_size]; num_blocks are those of a group.
+    """
     chunk, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
     state_index = tl.arange(0, STATE_SIZE)[None, :]
@@ -255,22 +278,30 @@ def ssd_backward_sum_BC(
 @triton.jit
 def ssd_backward_dt(
     dt, dt_bias, A_log, delta, pair_sums_t, pair_sums_s, state_pairs_t, state_pairs_s, D_terms,
-    spanning_pairs, grad_dt, param_grads, length, num_heads, padded_length, num_spans, num_parts,
-    dt_row_stride, dt_token_stride,
+    spanning_pairs, grad_dt, param_grads, length, num_heads, padded_length, num_spans,
+    num_state_blocks, dt_row_stride, dt_token_stride,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of dt; per-span sums of the gradients of dt_bias, A_log and D.
+    """Gradient of dt [rows, length, heads]; param_grads [rows · spans, 3, heads]: a span's sums of
+    the gradients of dt_bias, A_log and D.
 
     Δ_r = softplus(dt_r + dt_bias) scales x_r, and the decay of every pair s < r ≤ t:
 
-        dΔ_r = Σ_{t≥r} P_tr/Δ_r + A·enclosing_r,  enclosing_r = Σ_{s<r≤t} P_ts
-        d(dt_r) = dΔ_r·softplus'(dt_r + dt_bias),  dA_log = A·Σ_r Δ_r·enclosing_r
+        dΔ_r = scale_grad_r + A·enclosing_r,  scale_grad_r = Σ_{t≥r} P_tr/Δ_r
+        d(dt_r) = dΔ_r·softplus'(dt_r + dt_bias),  enclosing_r = Σ_{s<r≤t} P_ts
+        d(dt_bias) = Σ_r d(dt_r),  dA_log = A·Σ_r Δ_r·enclosing_r,  dD = Σ_r dy_r·x_r
 
-    The span's chunks are visited from the last to the first. `beginning` sums P over pairs whose s
-    is a token of the chunk and whose t lies in a later chunk or span; `ending` over pairs whose t
-    is a token of the chunk and whose s lies in an earlier one. `crossing` sums over the pairs that
-    cross the chunk's end; spanning_pairs are those around the whole span. A pair that encloses r
-    lies within the chunk (ssd_backward_pairs), leaves it, enters it, or encloses all of it.
+    The span's chunks are visited from the last to the first. By token of the chunk, `beginning_s`
+    sums P over the pairs that leave the chunk (t in a later chunk or span), and `ending_t` over
+    those that enter it (s in an earlier one). `crossing` sums P over all pairs that cross the
+    chunk's end, whatever their tokens. A pair that encloses r
+
+        lies in the chunk                       pair_sums_t at distance 0
+        leaves it, from an s < r                Σ_{s<r} beginning_s
+        enters it, to a t ≥ r                   Σ_{t≥r} ending_t
+        encloses the chunk                      crossing − Σ_s beginning_s
+
+    spanning_pairs [rows, spans, heads, state blocks] sum to the pairs that enclose the whole span.
     """
     span, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]
@@ -279,16 +310,17 @@ def ssd_backward_dt(
     A = -tl.exp(tl.load(A_log + head, mask=head_mask, other=0.0).to(tl.float32))
     start_chunk = span * CHUNKS
     end_chunk = tl.minimum(start_chunk + CHUNKS, tl.cdiv(length, CHUNK))
+    # At the span's end cross the pairs that enclose the span, and those that begin in it.
     crossing = tl.zeros([1, HEADS], dtype=tl.float32)
-    for block in range(num_parts):
-        offsets = ((row * num_spans + span) * num_heads + head) * num_parts + block
+    for block in range(num_state_blocks):
+        offsets = ((row * num_spans + span) * num_heads + head) * num_state_blocks + block
         crossing += tl.load(spanning_pairs + offsets, mask=head_mask, other=0.0)
     for chunk in range(start_chunk, end_chunk):
         token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
         offsets = (row * num_heads + head) * padded_length + token
-        beginning = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)
-        beginning *= tl.load(delta + offsets, mask=head_mask, other=0.0)
-        crossing += tl.sum(beginning, axis=0)[None, :]
+        beginning_s = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)
+        beginning_s *= tl.load(delta + offsets, mask=head_mask, other=0.0)
+        crossing += tl.sum(beginning_s, axis=0)[None, :]
     grad_bias = tl.zeros([1, HEADS], dtype=tl.float32)
     grad_A = tl.zeros([1, HEADS], dtype=tl.float32)
     grad_D = tl.zeros([1, HEADS], dtype=tl.float32)
@@ -299,35 +331,35 @@ def ssd_backward_dt(
         offsets = (row * num_heads + head) * padded_length + token
         delta_t = tl.load(delta + offsets, mask=head_mask, other=0.0)
         pair_offsets = (row * CHUNKS * num_heads + head) * padded_length + token
-        ending = tl.load(state_pairs_t + offsets, mask=head_mask, other=0.0)
-        beginning = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)
+        ending_t = tl.load(state_pairs_t + offsets, mask=head_mask, other=0.0)
+        leaving_s = tl.load(state_pairs_s + offsets, mask=head_mask, other=0.0)  # Σ P_ts/Δ_s
         for distance in tl.static_range(1, CHUNKS):
             distance_offset = distance * num_heads * padded_length
             earlier_mask = head_mask & (token - distance * CHUNK >= start_chunk * CHUNK)
             later_mask = head_mask & (token + distance * CHUNK < end_chunk * CHUNK)
-            ending += tl.load(
+            ending_t += tl.load(
                 pair_sums_t + pair_offsets + distance_offset, mask=earlier_mask, other=0.0
             )
-            beginning += tl.load(
+            leaving_s += tl.load(
                 pair_sums_s + pair_offsets + distance_offset, mask=later_mask, other=0.0
             )
-        grad_input = tl.load(pair_sums_s + pair_offsets, mask=head_mask, other=0.0) + beginning
-        beginning *= delta_t
-        chunk_ending = tl.sum(ending, axis=0)[None, :]
-        crossing -= tl.sum(beginning, axis=0)[None, :]
+        scale_grad = tl.load(pair_sums_s + pair_offsets, mask=head_mask, other=0.0) + leaving_s
+        beginning_s = leaving_s * delta_t
+        chunk_ending = tl.sum(ending_t, axis=0)[None, :]
+        crossing -= tl.sum(beginning_s, axis=0)[None, :]  # now: the pairs that enclose the chunk
         enclosing = tl.load(pair_sums_t + pair_offsets, mask=head_mask, other=0.0) + crossing
-        enclosing += tl.cumsum(beginning, axis=0) - beginning  # s < r in this chunk
-        enclosing += chunk_ending - tl.cumsum(ending, axis=0) + ending  # t ≥ r in this chunk
-        crossing += chunk_ending
+        enclosing += tl.cumsum(beginning_s, axis=0) - beginning_s  # s < r in this chunk
+        enclosing += chunk_ending - tl.cumsum(ending_t, axis=0) + ending_t  # t ≥ r in this chunk
+        crossing += chunk_ending  # now: those that cross the end of the chunk before
         dt_offsets = token.to(tl.int64) * dt_token_stride + head
         _, slope = softplus(dt + row * dt_row_stride, dt_offsets, mask, bias)
-        grad_raw = tl.where(mask, (grad_input + enclosing * A) * slope, 0.0)
-        out_ptrs = grad_dt + (row * length + token) * num_heads + head
-        tl.store(out_ptrs, grad_raw.to(grad_dt.dtype.element_ty), mask=mask)
-        grad_bias += tl.sum(grad_raw, axis=0)[None, :]
+        grad_dt_r = tl.where(mask, (scale_grad + enclosing * A) * slope, 0.0)
+        dt_ptrs = grad_dt + (row * length + token) * num_heads + head
+        tl.store(dt_ptrs, grad_dt_r.to(grad_dt.dtype.element_ty), mask=mask)
+        grad_bias += tl.sum(grad_dt_r, axis=0)[None, :]
         grad_A += tl.sum(enclosing * delta_t, axis=0)[None, :]
         grad_D += tl.sum(tl.load(D_terms + offsets, mask=head_mask, other=0.0), axis=0)[None, :]
-    out_ptrs = param_grads + (row * num_spans + span) * 3 * num_heads + head
-    tl.store(out_ptrs, grad_bias, mask=head_mask)
-    tl.store(out_ptrs + num_heads, grad_A * A, mask=head_mask)
-    tl.store(out_ptrs + 2 * num_heads, grad_D, mask=head_mask)
+    param_ptrs = param_grads + (row * num_spans + span) * 3 * num_heads + head
+    tl.store(param_ptrs, grad_bias, mask=head_mask)
+    tl.store(param_ptrs + num_heads, grad_A * A, mask=head_mask)
+    tl.store(param_ptrs + 2 * num_heads, grad_D, mask=head_mask)
