@@ -2,19 +2,28 @@
 
     y = q ⊙ (h ∗ w + skip ⊙ w),  w = k ⊙ v            free-form Hyena-LI
 
-The transforms are torch's (cuFFT). Two programs surround them: one reads k and v once and writes w
-in the order of a transform, in fp32, tokens adjacent, each document by itself and padded with
-zeros; the other writes the filtered channels back into rows, with skip and gate. Channels are
-processed in pieces of about NUMBERS numbers, so neither the transforms nor the intermediate
-tensors grow with the model. A batch of transforms has up to a quarter more places than documents:
-cuFFT plans, which depend on its size, take few values.
+torch (cuFFT) computes the transforms. A program before them reads k and v once and writes w in fp32
+[documents, channels, size]: the tokens of a document and channel are adjacent, padded with zeros. A
+program after them writes the filtered channels back into rows, with skip and gate. A launch takes a
+range of channels, so transforms and intermediate tensors have about MAX_NUMBERS numbers however
+wide the model is. cuFFT makes a plan for each number of transforms: packed rows round it up, by
+less than a quarter, so that few plans are made.
 
-The backward pass keeps nothing but the inputs. It transforms w and the gradient of y, multiplies,
-and transforms back the gradients of w and of the filter, and y once more. In bf16 the programs
-move 4 + 4·s bytes for each token and channel, and 4 + 8 in and out of the rows; backward 8 + 8·s,
-and 8 + 16. Here s, the size of a transform in lengths of the row, is 2 for a filter as long as the
-row, and little more than 1 for a short one. The twin is `plain` in
-models/layers/gated_convolution.py, by the method `fft`.
+The backward pass keeps nothing but the inputs. It transforms w and the gradient of the filter's
+output, multiplies their spectra, and transforms the gradients of w and of the filter back, and y
+once more.
+
+Bytes that the programs move for each token and channel in bf16, where s is the size of a transform
+divided by the length of the row: 2 for a filter as long as the row, little more than 1 for a short
+one.
+
+                        rows                        transforms
+    forward, before      4  k v                     4·s  w
+    forward, after       8  q k v, result           4    y
+    backward, before     8  q k v dy                8·s  w, gradient of the filter's output
+    backward, after     14  q k v dy, dq dk dv      8    y, gradient of w
+
+The twin is `plain` in models/layers/gated_convolution.py, by the method `fft`.
 """
 
 from __future__ import annotations
@@ -31,11 +40,11 @@ from ..documents import moved
 from .op import op
 
 MAX_NUMBERS = 1 << 26
-"""Approximate numbers that are transformed at a time: 256 MiB in fp32."""
+"""Numbers in a batch of transforms, about: 256 MiB in fp32."""
 MIN_TRANSFORM_TOKENS = 32
-"""Tokens up to which all documents have one transform size."""
+"""Shorter documents are transformed at the size of documents with this length."""
 DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
-"""The launches of the op follow the documents, so CUDA graphs must leave it out."""
+"""The number of launches depends on the documents, so CUDA graphs must leave the op out."""
 TOKENS, CHANNELS = 64, 32
 """Size of a tile: 64 bytes of bf16 in the rows, 256 bytes of fp32 in the transforms."""
 
@@ -60,11 +69,11 @@ def unsupported_reason(*, bias: bool, silu: bool, history: bool) -> str | None:
 def fft_convolution(
     x: Tensor, taps: Tensor, skip: Tensor | None, positions: Tensor | None, gated: bool
 ) -> Tensor:
-    """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
-    `gated`: q, k and v. taps [groups, K], skip [width], positions [rows, length] for packed rows.
+    """Return y [rows, length, width].
 
-    The positions are best in host memory, where the sizes of the transforms are computed: on the
-    device, the host waits for them.
+    x [rows, length, width] is w; if `gated`, x [rows, length, 3·width] is q, k and v. taps
+    [groups, K], skip [width]. Packed rows have positions [rows, length], best in host memory: the
+    host computes the sizes of the transforms, and waits for positions on the device.
     """
     x, skip_or_placeholder = x.contiguous(), x if skip is None else skip.contiguous()
     out = x.new_empty(_output_shape(x, gated))
@@ -97,31 +106,26 @@ def _backward(
     gated: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of x, taps (fp32 [groups, K]) and skip (fp32 [width])."""
-    dy, x, skip_or_placeholder = (
-        dy.contiguous(),
-        x.contiguous(),
-        x if skip is None else skip.contiguous(),
-    )
+    dy, x = dy.contiguous(), x.contiguous()
+    skip_or_placeholder = x if skip is None else skip.contiguous()
     width = dy.shape[2]
     grad_x = torch.empty_like(x)
     grad_taps = taps.new_zeros(width, taps.shape[1], dtype=torch.float32)
     grad_skip = taps.new_zeros(0 if skip is None else width, dtype=torch.float32)
     programs = _programs()
     for transforms in _plan_transforms(dy, taps, positions):
-        w, filter_grads, skip_grads = (
-            transforms.empty_input(x),
-            transforms.empty_input(x),
-            transforms.empty_tile_sums(x),
-        )
+        w, grad_filtered = transforms.empty_input(x), transforms.empty_input(x)
+        tile_skip_grads = transforms.empty_tile_sums(x)
         transforms.launch(
-            programs.fft_convolution_backward_gather, transforms.size, dy, x, w, filter_grads,
-            skip_grads, GATED=gated,
+            programs.fft_convolution_backward_gather, transforms.size, dy, x, w, grad_filtered,
+            tile_skip_grads, GATED=gated,
         )  # fmt: skip
-        w_spectrum, grad_spectrum = transforms.transform(w), transforms.transform(filter_grads)
-        in_use = slice(len(transforms.document_begins))
-        lag_sums = transforms.invert((w_spectrum[in_use].conj() * grad_spectrum[in_use]).sum(0))
-        reach = min(transforms.max_length, taps.shape[1])
-        grad_taps[transforms.channel_range, :reach] += lag_sums[:, :reach]
+        w_spectrum, grad_spectrum = transforms.transform(w), transforms.transform(grad_filtered)
+        # Tap n's gradient correlates w with the gradient n tokens later, summed over documents.
+        used = slice(len(transforms.document_begins))
+        correlations = transforms.invert((w_spectrum[used].conj() * grad_spectrum[used]).sum(0))
+        num_taps = min(transforms.max_length, taps.shape[1])
+        grad_taps[transforms.channel_range, :num_taps] += correlations[:, :num_taps]
         spectrum = transforms.filter_spectrum(taps)
         y = transforms.invert(w_spectrum.mul_(spectrum)) if gated else w
         transforms.launch(
@@ -130,7 +134,7 @@ def _backward(
             GATED=gated, SKIP=skip is not None,
         )  # fmt: skip
         if skip is not None:
-            grad_skip[transforms.channel_range] += skip_grads.sum(0)
+            grad_skip[transforms.channel_range] += tile_skip_grads.sum(0)
     return grad_x, grad_taps.unflatten(0, (len(taps), -1)).sum(1), grad_skip
 
 
@@ -152,14 +156,14 @@ def _(
 
 @dataclass(frozen=True)
 class TransformBatch:
-    """Documents of similar lengths, and a range of the channels."""
+    """Transforms of one size: documents of similar lengths, in a range of the channels."""
 
     document_begins: Tensor
     """int64: index of the first token of each document, among the tokens of all rows."""
     document_lengths: Tensor
     """int64: tokens of each document."""
     num_transforms: int
-    """Transforms per channel: at least as many as documents. The rest is not used."""
+    """Transforms per channel. Those after one per document are not used."""
     max_length: int
     """Upper bound of the tokens of a document."""
     size: int
@@ -167,7 +171,7 @@ class TransformBatch:
     width: int
     """Channels of a row."""
     channel_range: slice
-    """Range of the channels."""
+    """Channels of the batch."""
 
     @property
     def channels(self) -> int:
@@ -184,8 +188,8 @@ class TransformBatch:
         return x.new_empty(tiles, self.channels, dtype=torch.float32)
 
     def filter_spectrum(self, taps: Tensor) -> Tensor:
-        """Return the spectrum of each channel's filter [channels, size / 2 + 1], cut to the longest
-        document, for taps [groups, K]."""
+        """Return each channel's filter [channels, size / 2 + 1], from taps [groups, K]. Taps beyond
+        the longest document are cut off."""
         group = torch.arange(self.channel_range.start, self.channel_range.stop, device=taps.device)
         group //= self.width // len(taps)
         return self.transform(taps[group, : self.max_length].float())
@@ -216,44 +220,41 @@ def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Itera
     if not y.numel():
         return
     if positions is None:
-        document_begins, document_lengths = torch.arange(rows) * length, torch.full((rows,), length)
-        documents_by_length = {length: torch.arange(rows)}
+        begins, lengths = torch.arange(rows) * length, torch.full((rows,), length)
+        max_lengths = lengths
     else:
         starts = positions.cpu() == 0
         starts[:, 0] = True
-        document_begins = starts.flatten().nonzero().squeeze(1)
-        document_lengths = torch.diff(
-            document_begins, append=document_begins.new_tensor([rows * length])
-        )
-        padded_lengths = (
-            2 ** document_lengths.clamp(min=MIN_TRANSFORM_TOKENS).double().log2().ceil().long()
-        )
-        documents_by_length = {
-            int(max_length): (padded_lengths == max_length).nonzero()[:, 0]
-            for max_length in padded_lengths.unique()
-        }
-    for max_length, documents in documents_by_length.items():
-        bounds = (
-            moved(document_begins[documents], y.device),
-            moved(document_lengths[documents], y.device),
-        )
-        size = _round_transform_size(max_length + min(max_length, taps.shape[1]) - 1, 2)
-        num_transforms = (
-            len(documents) if positions is None else _round_transform_size(len(documents), 1)
-        )
-        channels_per_batch = max(
-            CHANNELS, MAX_NUMBERS // (num_transforms * size) // CHANNELS * CHANNELS
-        )
+        begins = starts.flatten().nonzero().squeeze(1)
+        lengths = torch.diff(begins, append=begins.new_tensor([rows * length]))
+        max_lengths = 2 ** lengths.clamp(min=MIN_TRANSFORM_TOKENS).double().log2().ceil().long()
+    for max_length in max_lengths.unique().tolist():
+        selected = max_lengths == max_length
+        num_transforms = int(selected.sum())
+        if positions is not None:
+            num_transforms = _round_up(num_transforms, multiple=1)
+        size = _round_up(max_length + min(max_length, taps.shape[1]) - 1, multiple=2)
+        max_channels = MAX_NUMBERS // (num_transforms * size)
+        channels_per_batch = max(CHANNELS, max_channels // CHANNELS * CHANNELS)
+        document_begins = moved(begins[selected], y.device)
+        document_lengths = moved(lengths[selected], y.device)
         for start in range(0, width, channels_per_batch):
-            channel_range = slice(start, min(start + channels_per_batch, width))
-            yield TransformBatch(*bounds, num_transforms, max_length, size, width, channel_range)
+            yield TransformBatch(
+                document_begins,
+                document_lengths,
+                num_transforms,
+                max_length,
+                size,
+                width,
+                channel_range=slice(start, min(start + channels_per_batch, width)),
+            )
 
 
-def _round_transform_size(lower_bound: int, multiple: int) -> int:
-    """Return 5, 6, 7 or 8 times a power of two (a multiple of `multiple` below): fast sizes of
-    transforms, and few different ones."""
-    eighth = max(1 << max((lower_bound - 1).bit_length() - 3, 0), multiple)
-    return -(-lower_bound // eighth) * eighth
+def _round_up(number: int, multiple: int) -> int:
+    """Round up to 5, 6, 7 or 8 times a power of two, and to a multiple of `multiple`: transforms of
+    these sizes are fast, and there are few of them."""
+    step = max(1 << max((number - 1).bit_length() - 3, 0), multiple)
+    return -(-number // step) * step
 
 
 def _output_shape(x: Tensor, gated: bool) -> tuple[int, int, int]:
