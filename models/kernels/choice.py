@@ -21,13 +21,13 @@ from . import faults
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}
-"""Kernels that failed on this device, with the reason; `kernel: auto` runs their twins."""
+"""Why kernels failed at the start of this run, by name; `kernel: auto` runs their twins."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets its programs in Python, on any device. Triton decides at import."""
 TRITON = faults.installed()
 """Version of Triton, whose compiler may have known faults; None if it is not installed."""
 FAULTY = {} if INTERPRETED else faults.excluded(TRITON)
-"""Why a kernel must not run in a dtype, with the compiler of this machine."""
+"""Known faults of this version's compiler, by kernel and dtype: such a kernel does not run."""
 
 
 class KernelFailed(LayoutError):
@@ -48,8 +48,8 @@ _as_on_gpu = ContextVar("as_on_gpu", default=False)
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
-    """Inside, `kernel: auto` chooses for fake tensors as on a GPU: fused kernels, and their twins
-    where a kernel does not apply."""
+    """Inside, `kernel: auto` chooses for fake tensors as on a GPU: kernels, and without a warning
+    the twins of those that cannot run."""
     token = _as_on_gpu.set(True)
     try:
         yield
@@ -66,18 +66,13 @@ def requests_kernel(kernel: Kernel, device: torch.device) -> bool:
 def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
     """Return True if the kernel of this name runs, False if its twin does.
 
-    `problem` is the reason why the kernel cannot do the work. `kernel: auto` then warns and runs
-    the twin; `kernel: triton` raises. Fake tensors have shapes and no device: with `kernel: triton`
-    they take the kernel's path on any machine.
+    `problem` is the kernel's reason why it cannot do the work; the machine may have others. With
+    one, `kernel: auto` warns and runs the twin, and `kernel: triton` raises LayoutError. For fake
+    tensors the machine does not count: with `kernel: triton` they take the kernel's path.
     """
     if not requests_kernel(kernel, x.device):
         return False
-    if x.dtype not in SUPPORTED_DTYPES:
-        problem = f"it supports fp32, bf16 and fp16, not {x.dtype}"
-    # Shapes alone need no device, and under torch.compile a query of the driver breaks the graph.
-    if not (is_compiling() or isinstance(x, FakeTensor)):
-        problem = find_device_problem(x.device) or problem
-    problem = FAILED.get(name) or FAULTY.get((name, x.dtype), problem)
+    problem = FAILED.get(name) or FAULTY.get((name, x.dtype)) or _find_tensor_problem(x) or problem
     if problem is None:
         return True
     if kernel == "triton":
@@ -88,6 +83,17 @@ def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None
     if not _as_on_gpu.get():
         warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False
+
+
+def _find_tensor_problem(x: Tensor) -> str | None:
+    # Fake tensors are on no device, and under torch.compile a query of the driver breaks the graph.
+    if not (is_compiling() or isinstance(x, FakeTensor)):
+        problem = find_device_problem(x.device)
+        if problem is not None:
+            return problem
+    if x.dtype not in SUPPORTED_DTYPES:
+        return f"it supports fp32, bf16 and fp16, not {x.dtype}"
+    return None
 
 
 def find_device_problem(device: torch.device) -> str | None:

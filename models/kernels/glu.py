@@ -1,7 +1,7 @@
 """act(gate) ⊙ up in one pass over memory; the twin is in models/operators/mlp.py.
 
-Gate and up are one tensor, one after the other, as the projection writes them, and so are their
-gradients: nothing is split or concatenated.
+Gate and up are the halves of one tensor, as the projection writes them, and so are their gradients:
+nothing is split or concatenated.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _(x: Tensor, activation: str) -> Tensor:
 
 @op("glu_fp8")
 def glu_fp8(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `glu` [..., width], and its values [..., width] and scales [..., 1] in FP8."""
+    """Return act(gate) ⊙ up [..., width], and the same in FP8: values [..., width] and scales
+    [..., 1]. A program takes whole rows, because a row has one scale."""
     rows, width, _ = _flatten_rows(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     values, scales = fp8.empty_quantized(out)
@@ -64,6 +65,7 @@ def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
 
 @op("glu_backward")
 def _backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+    """Return the gradient of x [..., 2·width]."""
     rows, width, grid = _flatten_rows(x)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _programs().glu_backward[grid](
@@ -79,6 +81,8 @@ def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
 
 
 def _flatten_rows(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
+    """Return x as rows [n, 2·width], the width of a half, and the grid of programs: one for each
+    tile of ROWS × BLOCK."""
     rows = layout.to_channels_last(x).flatten(0, -2)
     width = x.shape[-1] // 2
     return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)

@@ -1,9 +1,9 @@
 """Registration of a kernel as an op of torch.
 
-torch must see an op where it watches operations: under torch.compile, in a trace, in a derivation
-of shapes, in a recompute rule. There a call takes torch's custom op, whose dispatcher and autograd
-formula in Python cost the host 60 to 300 µs. A plain step has no such watcher: there a call runs
-the same function, with the same formula as an autograd function, in a fraction of that time.
+torch must see an op where operations are watched: under torch.compile, in traces, where shapes are
+derived from fake tensors, and under selective recompute. There a call goes through torch's custom
+op, whose dispatch and autograd in Python cost the host 60 to 300 µs. In a plain step nothing
+watches, and a call runs the same functions as an autograd.Function in a fraction of that time.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from torch.compiler import is_compiling
 from ...console.errors import LayoutError
 from .choice import KernelFailed, find_device_problem
 
-OF_TRITON = ("Triton Error", "PassManager::run failed")
-"""Beginnings of the messages of Triton that are no TritonError: errors of the driver and of the
-compiler."""
-PLAIN = (Tensor, torch.nn.Parameter)
-"""Types of tensors that hold values on a device, and nothing else."""
+TRITON_MESSAGES = ("Triton Error", "PassManager::run failed")
+"""Beginnings of the RuntimeErrors that Triton raises for the driver and for its compiler."""
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+"""Types of tensors that only hold values: subclasses may be fake, sharded or traced."""
 
 
 def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Return a decorator that makes an op. The op writes to none of its arguments and runs on the
-    device of the first one (Triton itself launches on the current device).
+    """Return a decorator that registers a function as the op `headrace::name`, with `options` of
+    torch.library.custom_op.
 
-    `uses_kernel` checks the device beforehand, except under torch.compile; the op checks it always.
+    The function must not write to its arguments. It runs on the device of the first one; by itself,
+    Triton launches on the current device. A call raises LayoutError if that device has no kernels:
+    under torch.compile, `uses_kernel` has not checked it.
     """
     return lambda function: Op(name, function, options)
 
 
 class Op:
-    """A function of tensors that torch knows by name."""
+    """A function that is called directly where possible, and as torch's custom op elsewhere."""
 
     def __init__(self, name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.name = name
@@ -50,75 +51,72 @@ class Op:
             schema=torch.library.infer_schema(function, mutates_args=()),
             **options,
         )
-        self.gradient: type[torch.autograd.Function] | None = None
+        self.autograd_function: type[torch.autograd.Function] | None = None
+        """The function with its gradients; None if it has none."""
 
     def __call__(self, *arguments: Any) -> Any:
         if is_compiling() or _is_watched(arguments):
             return self.custom_op(*arguments)
-        differentiates = torch.is_grad_enabled() and any(
+        call = self._run
+        if torch.is_grad_enabled() and any(
             isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
-        )
-        if differentiates and self.gradient is None:
-            return self.custom_op(*arguments)  # whose error says that it has no gradient
-        call = self.gradient.apply if differentiates and self.gradient else self._run
+        ):
+            if self.autograd_function is None:
+                return self.custom_op(*arguments)  # raises: torch says that it has no gradient
+            call = self.autograd_function.apply
         if profiler._is_profiler_enabled:
             with profiler.record_function(f"headrace::{self.name}"):
                 return call(*arguments)
         return call(*arguments)
 
     def register_fake(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the function that derives the shapes of the results."""
+        """Register the function that returns empty results, for fake tensors."""
         return self.custom_op.register_fake(function)
 
     def register_autograd(
         self, backward: Callable[..., Any], *, setup_context: Callable[..., None]
     ) -> None:
-        """Register the formula of the gradients, as torch's custom ops take it."""
+        """Register the backward function, like torch.library.CustomOpDef.register_autograd."""
         self.custom_op.register_autograd(backward, setup_context=setup_context)
 
         def forward(ctx: Any, *arguments: Any) -> Any:
-            # torch binds the arguments of a function with `setup_context` by its signature: slow.
+            # A separate `setup_context` is slow: torch binds its arguments by signature.
             output = self._run(*arguments)
             setup_context(ctx, arguments, output)
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self.gradient = type(self.name, (torch.autograd.Function,), methods)
+        self.autograd_function = type(self.name, (torch.autograd.Function,), methods)
 
     def _run(self, *arguments: Any) -> Any:
         problem = find_device_problem(arguments[0].device)
         if problem is not None:
-            raise _cannot(self.name, problem)
+            raise LayoutError(
+                f"the kernel {self.name} cannot run: {problem}",
+                hint="use `kernel: torch`, which computes the same in plain torch",
+            )
         try:
             with torch.cuda.device_of(arguments[0]):
                 return self.function(*arguments)
-        except _failures() as error:  # evaluated only if something is raised
-            if isinstance(error, RuntimeError) and not str(error).startswith(OF_TRITON):
+        except _error_types() as error:  # imports Triton only if something is raised
+            if isinstance(error, RuntimeError) and not str(error).startswith(TRITON_MESSAGES):
                 raise
             kernel = self.function.__module__.rpartition(".")[2]
             raise KernelFailed(kernel, f"{self.name}: {error}") from error
 
 
 def _is_watched(arguments: tuple[Any, ...]) -> bool:
-    """Return True if torch looks at operations, or a tensor is no plain one: fake, on the meta
-    device, sharded, transformed."""
+    """Return True if a dispatch mode or functorch sees operations, or a tensor is not plain."""
     return (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or arguments[0].is_meta
-        or any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments)
+        or any(isinstance(x, Tensor) and type(x) not in PLAIN_TYPES for x in arguments)
     )
 
 
-def _cannot(name: str, problem: str) -> LayoutError:
-    return LayoutError(
-        f"the kernel {name} cannot run: {problem}",
-        hint="use `kernel: torch`, which computes the same in plain torch",
-    )
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    """Return the errors that Triton raises where it cannot compile or launch a program."""
+def _error_types() -> tuple[type[Exception], ...]:
+    """Return the types of error that Triton raises if it cannot compile or launch a program."""
     from triton.errors import TritonError
 
     return TritonError, RuntimeError
