@@ -28,23 +28,28 @@ class RMSNorm(nn.Module):
         self.kernel: Kernel = kernel
 
     def forward(
-        self, x: Tensor, residual: Tensor | None = None, *, pair: bool = False, store: bool = False
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        *,
+        with_input: bool = False,
+        store: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Quantized | None]:
-        """Return norm(x) [..., width]; with a residual, residual + x and norm(residual + x).
+        """Return norm(x) [..., width]; with a residual, (total, norm(total)) for total = residual
+        + x.
 
-        `pair` also returns x: the kernel adds the gradient of that x. `store` returns x or the sum,
-        the norm, and the norm in FP8 if the kernel stores it.
+        `with_input` returns (x, norm(x)). Use that x in place of the argument: the norm's backward
+        kernel then adds its gradient. `store` returns (x or total, norm, norm in FP8); the last is
+        None if no kernel runs.
         """
-        total, normed, stored = self.results(x, residual, store)
+        total, normed, quantized = self._compute(x, residual, store)
         if store:
-            return total, normed, stored
-        return (total, normed) if pair or residual is not None else normed
+            return total, normed, quantized
+        return (total, normed) if with_input or residual is not None else normed
 
-    def results(
+    def _compute(
         self, x: Tensor, residual: Tensor | None, store: bool
     ) -> tuple[Tensor, Tensor, Quantized | None]:
-        """Return x or residual + x, its norm, both [..., width], and the norm in FP8 if the kernel
-        stores it."""
         if not self.fused(x):
             total = x if residual is None else residual + x
             return total, self.plain(total), None
@@ -58,10 +63,11 @@ class RMSNorm(nn.Module):
         return total, normed, Quantized(*stored) if stored else None
 
     def fused(self, x: Tensor) -> bool:
+        """Return True if the kernel computes the norm of x, False if the twin does."""
         return uses_kernel(self.kernel, "rms_norm", x, rms_norm.unsupported_reason(x.shape[-1]))
 
     def plain(self, x: Tensor) -> Tensor:
-        """Reference implementation of the kernel in torch, for x [..., width]."""
+        """The kernel's twin: the norm of x [..., width]."""
         wide = widen(x)
         mean_square = wide.square().mean(-1, keepdim=True)
         if self.eps_outside:
@@ -85,9 +91,11 @@ class GatedRMSNorm(nn.Module):
     def forward(
         self, y: Tensor, z: Tensor, axis: Axis = ALONE, *, store: bool = False
     ) -> Tensor | tuple[Tensor, Quantized | None]:
-        """Return the norm [..., width] of y and z [..., width], this rank's channels of the axis.
-        `store` also returns the norm in FP8, if the kernel stores it: its programs must hold whole
-        rows."""
+        """Return the norm of this rank's channels, shaped like y and z [..., width / axis.size].
+
+        `store` returns (norm, norm in FP8). The latter is None unless the kernel runs with one
+        group on one rank: an FP8 scale needs a whole row, which a program holds only then.
+        """
         problem = rms_norm.unsupported_reason(self.width // self.groups)
         fuses = uses_kernel(self.kernel, "gated_rms_norm", y, problem)
         if store and fuses and self.groups == axis.size == 1:
@@ -103,13 +111,14 @@ class GatedRMSNorm(nn.Module):
         return self.plain(y, z, axis)
 
     def plain(self, y: Tensor, z: Tensor, axis: Axis = ALONE) -> Tensor:
-        """Reference implementation of the kernel in torch, for y and z [..., width]."""
+        """The kernel's twin: the norm of y and z [..., width / axis.size]."""
         gated = widen(y) * F.silu(widen(z))
-        runs = split_group_runs(self.groups, self.width, axis)
-        grouped = gated.unflatten(-1, (len(runs), -1))
-        square_sums = sum_groups(grouped.square().sum(-1), self.groups, self.width, axis)
-        mean = square_sums.unsqueeze(-1) / (self.width // self.groups)
-        normed: Tensor = grouped * torch.rsqrt(mean + self.eps)
+        # A run is a rank's part of a group. Sums over runs become sums over groups of all ranks.
+        num_runs = len(split_group_runs(self.groups, self.width, axis))
+        runs = gated.unflatten(-1, (num_runs, -1))
+        square_sums = sum_groups(runs.square().sum(-1), self.groups, self.width, axis)
+        mean_square = square_sums.unsqueeze(-1) / (self.width // self.groups)
+        normed: Tensor = runs * torch.rsqrt(mean_square + self.eps)
         return self.weight * normed.flatten(-2).to(y.dtype)
 
 
@@ -130,7 +139,7 @@ class LayerNorm(nn.Module):
         return normed if residual is None else (total, normed)
 
     def fused(self, x: Tensor) -> bool:
-        """No kernel computes it."""
+        """Return False: LayerNorm has no kernel."""
         return False
 
 

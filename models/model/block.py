@@ -59,7 +59,7 @@ class ResidualBranch(Recomputable):
         elif added is not None:
             u, normed = self.norm(added, u)
         elif self.norm.fused(u):
-            u, normed = self.norm(u, pair=True)
+            u, normed = self.norm(u, with_input=True)
         else:
             normed = self.norm(u)
         y = scatter(self.operator(gather(normed, axis), call), axis)

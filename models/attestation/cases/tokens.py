@@ -55,7 +55,7 @@ def norm_case(
 
     def twin(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> Any:
         module = RMSNorm(len(weight), eps, eps_outside=outside, kernel="torch")
-        return functional_call(module, {"weight": weight}, (x, residual), {"pair": pair})
+        return functional_call(module, {"weight": weight}, (x, residual), {"with_input": pair})
 
     name = f"{'x and ' * pair}{'sum and ' * residual}norm, eps {'outside' if outside else 'inside'}"
     return Case("rms_norm", name + ", an fp32 stream and weight" * wide, make, run, twin)

@@ -65,7 +65,7 @@ for wide in range(3):
         norm = RMSNorm(8, 1e-5, kernel=kernel)
         norm.weight = torch.nn.Parameter(weight[0])
         given = [t.clone().requires_grad_() for t in (stream, x)]
-        sides = *norm(given[1], given[0]), *norm(given[1], pair=True)
+        sides = *norm(given[1], given[0]), *norm(given[1], with_input=True)
         total = sum((side.double() * (side.double() + 1)).sum() for side in sides)
         got.append((*sides, *torch.autograd.grad(total, [*given, norm.weight])))
     mixed += zip(*got)
