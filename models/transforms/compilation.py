@@ -1,9 +1,9 @@
 """torch.compile of a model, block by block: all blocks of a kind share their graphs.
 
-A kind is a layer of the pattern, such as `se/glu`. Each kind has a copy of `Block.forward`'s code:
-torch stores graphs and counts recompilations per code object, and gives up on code that it compiled
-too often. Only the forward function is compiled, so hooks that engines attach to a block (gathering
-of weights, recompute) stay outside the graphs.
+A kind is a layer of the pattern, such as `se/glu`. Each kind has a copy of the code of
+`Block.forward`: torch stores graphs by code object, and gives up on one that it compiled too often.
+Only the forward function is compiled, so hooks that engines attach to a block (gathering of
+weights, recompute) stay outside the graphs.
 
 A block with an operator that torch.compile cannot trace is compiled branch by branch, and that
 operator's branch runs eagerly. So no graph has a break.
@@ -13,6 +13,7 @@ Shapes are static: each row length, packed or not, in training or evaluation, ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
@@ -39,9 +40,12 @@ def compile_blocks(
     fallback: bool = False,
     limit: int = MAX_GRAPHS,
 ) -> None:
-    """Compile a model's blocks for a device. A kind that cannot be compiled, or has more than
-    `limit` graphs, is an error; with `fallback`, it runs eagerly. Both settings hold for all code
-    that this process compiles."""
+    """Compile a model's blocks for a device.
+
+    Compilation happens when a block runs. A call raises LayoutError if torch cannot compile the
+    block, or its kind has more than `limit` graphs; with `fallback`, it runs eagerly. Both settings
+    hold for all code that this process compiles.
+    """
     from torch._dynamo import config
 
     config.recompile_limit = limit
@@ -49,21 +53,21 @@ def compile_blocks(
     config.suppress_errors = fallback
     model.compiled = True
     forwards: dict[str, Callable[..., Any]] = {}
-    for kind, module in select_modules(model, device):
+    for kind, module in _select_modules(model, device):
         if kind not in forwards:
-            forward = copy_forward(type(module), kind)
+            forward = _copy_forward(type(module), kind)
             compiled = torch.compile(
                 forward, backend=backend, fullgraph=not fallback, dynamic=False
             )
-            forwards[kind] = compiled if fallback else name_kind_in_errors(compiled, kind, limit)
+            forwards[kind] = compiled if fallback else _name_kind_in_errors(compiled, kind, limit)
         module.forward = MethodType(forwards[kind], module)
 
 
-def select_modules(model: Model, device: torch.device) -> Iterator[tuple[str, nn.Module]]:
-    """Yield kind and module of whatever is compiled: whole blocks, or a block's traceable
-    branches."""
+def _select_modules(model: Model, device: torch.device) -> Iterator[tuple[str, nn.Module]]:
+    """Yield kind and module of what is compiled: whole blocks, or the traceable branches of blocks
+    with an operator that is not."""
     for block in model.typed_blocks():
-        operators = find_operators(model, block)
+        operators = _called_operators(model, block)
         if not any(operator.untraced(model.axes, device) for operator in operators.values()):
             yield _kind(block), block
             continue
@@ -72,8 +76,8 @@ def select_modules(model: Model, device: torch.device) -> Iterator[tuple[str, nn
                 yield name, branch
 
 
-def find_operators(model: Model, block: Block) -> Mapping[str, Operator]:
-    """Return the operators that a block calls, by name."""
+def _called_operators(model: Model, block: Block) -> Mapping[str, Operator]:
+    """Return the operators of a block and of the shared block that it calls, by name."""
     shared = model.shared_block(block.layer)
     branches = zip(block.layer.branches, block.branches(), strict=True)
     operators: dict[str, Operator] = {name: branch.operator for name, branch in branches}
@@ -81,41 +85,37 @@ def find_operators(model: Model, block: Block) -> Mapping[str, Operator]:
 
 
 def find_eager_operators(model: Model, axes: Axes, device: torch.device) -> dict[str, str]:
-    """Return the reasons why operators run eagerly in a compiled model with these axes, by name."""
+    """Return why operators run eagerly in a compiled model with these axes, by operator."""
     reasons = {
         name: operator.untraced(axes, device)
         for block in model.typed_blocks()
-        for name, operator in find_operators(model, block).items()
+        for name, operator in _called_operators(model, block).items()
     }
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def copy_forward(module: type[nn.Module], kind: str) -> FunctionType:
-    """Return the forward function of a block or branch, with a copied code object."""
+def _copy_forward(module: type[nn.Module], kind: str) -> FunctionType:
+    """Return a copy of a class's forward function whose code object is new, named after `kind`."""
     forward: Any = module.forward
     while not isinstance(forward, FunctionType):
         forward = forward.__wrapped__
-    name = f"{forward.__name__}_of_" + "".join(
-        letter if letter.isalnum() else "_" for letter in kind
-    )
+    name = f"{forward.__name__}_of_" + re.sub(r"\W", "_", kind)
     code = forward.__code__.replace(co_name=name)
     return FunctionType(code, forward.__globals__, name, forward.__defaults__)
 
 
-def name_kind_in_errors(compiled: Callable[..., Any], kind: str, limit: int) -> Callable[..., Any]:
-    """Wrap a compiled function so that errors name the kind of block."""
+def _name_kind_in_errors(compiled: Callable[..., Any], kind: str, limit: int) -> Callable[..., Any]:
+    """Wrap a compiled function: torch's errors become LayoutErrors that name the kind of block."""
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     def call(*inputs: Any) -> Any:
         try:
             return compiled(*inputs)
-        except FailOnRecompileLimitHit as error:
-            message, cause = (
-                f"torch.compile has compiled the blocks `{kind}` {limit} times",
-                str(error),
-            )
-        except TorchDynamoException as error:
-            message, cause = f"torch.compile cannot compile the blocks `{kind}`", str(error)
+        except (FailOnRecompileLimitHit, TorchDynamoException) as error:
+            message = f"torch.compile cannot compile the blocks `{kind}`"
+            if isinstance(error, FailOnRecompileLimitHit):
+                message = f"torch.compile has compiled the blocks `{kind}` {limit} times"
+            cause = str(error)
         raise LayoutError(
             message,
             where="\n" + cause.strip(),
@@ -127,5 +127,6 @@ def name_kind_in_errors(compiled: Callable[..., Any], kind: str, limit: int) -> 
 
 
 def _kind(block: Block) -> str:
+    """Return the block's layer as the pattern writes it."""
     layer = block.layer
     return str(layer) if layer.parallel or layer.mlp is None else f"{layer}/{layer.mlp}"
