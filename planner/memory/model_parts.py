@@ -1,4 +1,4 @@
-"""The parts of a headrace model: traces, shards and shared modules, from its configuration."""
+"""Traces, shards and shared modules for the memory accounting, from a model's configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class ConfigParts:
-    """The parts of a model with rows of one length."""
+    """`ModelParts` from a configuration, for one sequence length."""
 
     def __init__(
         self, model: ModelConfig, run: RunConfig, seq_len: int, precision: Precision, device: str
@@ -39,7 +39,7 @@ class ConfigParts:
         self.precision, self.device = precision, device
         self.threads = count_threads(run, device)
         _, self.layers = find_layer_kinds(model)
-        """Kind of every layer."""
+        """Kind by layer."""
 
     def _shape(self, split: Split, ep: int = 1, linear: LinearForm = "torch") -> Shape:
         return Shape(
@@ -65,11 +65,9 @@ class ConfigParts:
 
     def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
         model = reduce_to_kinds(self.model) if by_kind else self.model
-        question = f"parameters {model!r} {run.optimizer!r} {self.precision!r}"
+        key = f"parameters {model!r} {run.optimizer!r} {self.precision!r}"
         compute = partial(_compute_parameters, run, model, self.precision)
-        return load_or_compute(
-            question, compute, ParameterState.pack, ParameterState.unpack, TRAINER
-        )
+        return load_or_compute(key, compute, ParameterState.pack, ParameterState.unpack, TRAINER)
 
     def shards(self, tp: int, ep: int) -> Shards:
         return load_shards(self.model, tp, ep)
@@ -97,9 +95,9 @@ class ConfigParts:
 
 
 def count_threads(run: RunConfig, device: str) -> int:
-    """Return the threads of a rank that are counted.
+    """Return the threads per rank.
 
-    A plan's machine may not be this one: without `threads` in the run, one is counted.
+    A plan's machine may not be this one: without `threads` in the run, count a single thread.
     """
     return run.threads or 1 if device == "cpu" else 1
 

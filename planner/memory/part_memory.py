@@ -1,8 +1,8 @@
-"""Memory of a single part of a model, sampled from the timeline of a step.
+"""Sample a part's memory (a layer, an end or a shared module) from a step's timeline.
 
-The search adds up these bytes over a stage's parts, and floors bound a stage from below by them.
-The part runs alone and without activations, for two micro-batches: the first pair of passes meets
-no gradients, the second does.
+The search adds up these bytes over a stage's parts; floors bound a stage from below by them. The
+part runs alone and without activations, for two micro-batches: the first pair of passes meets no
+gradients, the second does.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ STEP = [action for n in (0, 1) for action in (Action("forward", 0, n), Action("b
 
 
 class PartMemory(NamedTuple):
-    """Device bytes of a part at moments of a step: state, whole weights and gradients.
+    """A part's device bytes at moments in a step: state, gathered weights and gradients.
 
-    Buffers are left out, because those of several parts do not add up.
+    Buffers are left out, because they do not add up over parts.
     """
 
     in_flight: int
     """While micro-batches are in flight, before any gradient."""
     between: int
-    """After a backward pass that others follow."""
+    """After any backward pass but the last."""
     end: int
     """After the last backward pass."""
     in_flight_later: int
-    """While micro-batches are in flight, beside gradients of earlier ones."""
+    """While micro-batches are in flight, with gradients from earlier ones."""
     gathered: int
-    """Whole weights that a backward pass adds at its start."""
+    """Weights that a backward pass gathers at its start."""
 
     def step_bytes(self, activations: float, *, early_gradients: bool) -> float:
-        """Return the bytes that count over the whole step.
+        """Return the bytes that the search adds up over a stage's parts.
 
-        Without `early_gradients`, as in GPipe, a part frees the activations of its micro-batch
-        before its gradients are allocated, so only the excess counts.
+        Without `early_gradients`, as in GPipe, a part frees a micro-batch's `activations` (bytes)
+        before it allocates gradients: only the excess counts.
         """
         gradients = self.in_flight_later - self.in_flight
         excess = gradients if early_gradients else max(0.0, gradients - activations)
@@ -51,9 +51,13 @@ class PartMemory(NamedTuple):
 
 
 def sample_part(
-    state: EngineState, shards: Shards, degrees: Degrees, kept: UnshardedWeights, weight_bytes: int
+    state: EngineState,
+    shards: Shards,
+    degrees: Degrees,
+    unsharded: UnshardedWeights,
+    weight_bytes: int,
 ) -> PartMemory:
-    """Sample the memory of the part with these shards."""
+    """Sample the part that has these shards; parameters take `weight_bytes` per element."""
     if not shards:
         return PartMemory(0, 0, 0, 0, 0)
     layer = parse_layer_number(next(iter(shards)))
@@ -61,17 +65,17 @@ def sample_part(
         PassSegment(0, 0, name, math.prod(shard.local) * weight_bytes)
         for name, shard in shards.items()
     )
-    engine = _GatherProbe(state.memory(shards, degrees))
-    moments = timeline([[ChunkPart("", layer, Passes((), gradients))]], engine, STEP).moments
+    probe = _GatherProbe(state.memory(shards, degrees))
+    moments = timeline([[ChunkPart("", layer, Passes((), gradients))]], probe, STEP).moments
     # A forward pass has one moment. A backward pass has two: the part's and the pass's end.
     start, forward, _, between, later_forward, _, end, _ = map(_lasting_bytes, moments)
-    stays_whole = kept.outside if layer is None else kept.blocks
+    is_unsharded = unsharded.outside if layer is None else unsharded.blocks
     return PartMemory(
-        in_flight=forward if stays_whole else start,
+        in_flight=forward if is_unsharded else start,
         between=between,
         end=end,
-        in_flight_later=later_forward if stays_whole else between,
-        gathered=engine.gathered,
+        in_flight_later=later_forward if is_unsharded else between,
+        gathered=probe.gathered,
     )
 
 
@@ -80,7 +84,7 @@ def _lasting_bytes(moment: Moment) -> int:
 
 
 class _GatherProbe(WrappedMemory):
-    """Forwards an engine's events, and measures what it adds as a backward pass begins."""
+    """Forwards an engine's events, and measures what a backward pass gathers at its start."""
 
     def __init__(self, engine: EngineMemory) -> None:
         super().__init__(engine)

@@ -1,4 +1,4 @@
-"""The parts of a model: layers by kind, both ends, shared modules."""
+"""Tables with a value per model part: layers by kind, both ends, shared modules."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class PartTable(Generic[T]):
-    """A value for every part of a model."""
+    """A value per part."""
 
     layers: Sequence[T]
-    """One layer of every kind."""
+    """By kind."""
     first: T
     """The embedding."""
     last: T
-    """Final norm and head; with tied weights on a stage of its own also the embedding."""
+    """Final norm and head; also the embedding, if tied weights are on a separate stage."""
     modules: Mapping[str, T]
     """Shared modules by name."""
 
@@ -40,21 +40,21 @@ class PartTable(Generic[T]):
 
 
 class ModelParts(Protocol):
-    """What the memory accounting needs to know about a model, ours or another program's."""
+    """What the memory accounting reads from a model, headrace's or another program's."""
 
     def traces(self, split: Split, ep: int, linear: LinearForm) -> Traces: ...
     def input_bytes(self, split: Split) -> int:
-        """Count the bytes of a micro-batch's tokens."""
+        """Count the bytes in a micro-batch's tokens."""
 
     def stream_bytes(self, split: Split) -> int:
-        """Count the bytes of a tensor that a micro-batch passes to another stage."""
+        """Count the bytes that a micro-batch sends to the next stage."""
 
     def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
-        """Return the state of all parameters; with `by_kind`, those of one layer per kind."""
+        """Return the parameters' state, for all layers or (`by_kind`) for one per kind."""
 
     def shards_by_part(self, pp: int, tp: int, ep: int) -> PartTable[Shards]: ...
     def shards(self, tp: int, ep: int) -> Shards:
-        """Return the local shards of a rank that has all layers."""
+        """Return a rank's shards, as if it had all layers."""
 
     def users(self, chunks: Sequence[range]) -> Mapping[str, set[int]]:
-        """Return the chunks that use every module outside the layers, by its path."""
+        """Return the chunks that use a module outside the blocks, by module path."""

@@ -1,8 +1,8 @@
-"""Memory of a rank in any layout of a model: one timeline of a step, and its samples.
+"""A rank's memory in any layout: the timeline of a step, and samples that add up.
 
 The timeline (models/accounting/step.py) joins the traced passes with the engine's events. Its peak
-decides whether a plan fits. The search adds up samples instead: the state of single parts
-(part_memory.py) and the activations of single layers (footprints.py).
+decides whether a plan fits. The search adds up samples instead: state by part (part_memory.py),
+activations by layer (footprints.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ P = ParamSpec("P")
 
 
 class RankMemory:
-    """Memory of the ranks of a model."""
+    """Computes what the ranks of a model allocate."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class RankMemory:
         device: str,
         layers: Sequence[int],
     ) -> None:
-        """`layers` has the kind of every layer."""
+        """`layers` has the kind by layer."""
         self.parts, self.run, self.precision, self.device = parts, run, precision, device
         self.footprints = Footprints(parts.traces, layers)
         self.shards_by_part = cache(parts.shards_by_part)
@@ -78,22 +78,23 @@ class RankMemory:
         whole_blocks: bool = False,
         edges: bool = True,
     ) -> PartTable[PartMemory]:
-        """Sample every part of the model.
+        """Sample every part.
 
-        With `whole_blocks`, all blocks choose that their weights stay whole from the forward to the
-        backward pass. Without `edges`, parameters on the edges of a rank's shard have no whole
-        gradients: those of several parts do not add up.
+        With `whole_blocks`, all blocks keep gathered weights from the forward to the backward pass.
+        Without `edges`, parameters on the edges of a rank's shard have no whole gradients, because
+        these do not add up over parts.
         """
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-        kept, parameters = engine.unsharded_weights(layout), self._kind_parameters
+        unsharded, parameters = engine.unsharded_weights(layout), self._kind_parameters
         if whole_blocks:
             span = LayerShards(layers=(0, len(self.footprints.kind_layers)), reshard=False)
-            engine, kept = engine.replace_layer_shards([span]), replace(kept, blocks=True)
+            engine = engine.replace_layer_shards([span])
+            unsharded = replace(unsharded, blocks=True)
         if not edges:
             parameters = replace(parameters, groups=())
         state, weight_bytes = self._state(engine, layout, parameters), self.precision.weight_bytes
         return self.shards_by_part(pp, degrees.tp, degrees.ep).map(
-            lambda shards: sample_part(state, shards, degrees, kept, weight_bytes)
+            lambda shards: sample_part(state, shards, degrees, unsharded, weight_bytes)
         )
 
     def timelines(
@@ -106,28 +107,28 @@ class RankMemory:
         *,
         every: bool = False,
     ) -> list[Timeline]:
-        """Return the memory over a step of a rank, by stage.
+        """Return a rank's memory over a step, by stage.
 
-        The engine knows the choices of the layers. `sequence` layers use the tensor axis as a part
-        of the context axis. The timelines have `every` micro-batch, or as many as the peak needs.
+        `engine` has the layers' choices. `sequence` layers use the tensor axis as part of the
+        context axis. The timelines have `every` micro-batch, or as many as the peak needs.
         """
         layout, split = grid.layout, grid.shape.split
         passes = self.footprints.traces(split, layout.ep, engine.linear).whole(rules)
         shards = self.shards(split.tp, layout.ep)
         if any(sequence):
             traces = self.footprints.traces(split.context_only, layout.ep, engine.linear)
-            context_layers = traces.whole(rules).layers
+            context_passes = traces.whole(rules)
             layers = [
-                in_context if is_sequence else plain
-                for plain, in_context, is_sequence in zip(
-                    passes.layers, context_layers, sequence, strict=True
+                context_layer if is_sequence else layer
+                for layer, context_layer, is_sequence in zip(
+                    passes.layers, context_passes.layers, sequence, strict=True
                 )
             ]
             passes = replace(passes, layers=layers)
             whole_shards = self.shards(1, layout.ep)
             shards = {
                 name: whole_shards[name]
-                if (layer := parse_layer_number(name)) is not None and sequence[layer]
+                if (number := parse_layer_number(name)) is not None and sequence[number]
                 else shard
                 for name, shard in shards.items()
             }
@@ -147,12 +148,12 @@ class RankMemory:
         *,
         every: bool = False,
     ) -> Timeline:
-        """Return the memory over a step of a rank of a stage.
+        """Return the memory over a step on a rank in this stage.
 
-        `passes` has all layers, and `shards` are those of a rank that has all layers.
+        `passes` and `shards` have all layers, also those in other stages.
         """
         layout, shape = grid.layout, grid.shape
-        stage_shards = self._select_stage(shards, cuts, layout, stage, len(passes.layers))
+        stage_shards = self._select_stage_shards(shards, cuts, layout, stage, len(passes.layers))
         return step_memory(
             passes,
             self._state(engine, layout, self._parameters).memory(stage_shards, grid.degrees),
@@ -165,30 +166,29 @@ class RankMemory:
             every=every,
         )
 
-    def _select_stage(
+    def _select_stage_shards(
         self, shards: Shards, cuts: Cuts, layout: LayoutConfig, stage: int, num_layers: int
     ) -> Shards:
-        """Return the shards of a rank of a stage."""
         if layout.pp == 1:
             return shards
         chunks, stage_chunks = chunk_layers(num_layers, cuts), set(list_chunks(layout, stage))
-        layers: set[Unit] = {layer for chunk in stage_chunks for layer in chunks[chunk]}
+        stage_layers: set[Unit] = {layer for chunk in stage_chunks for layer in chunks[chunk]}
         users_by_path = self.parts.users(chunks).items()
         paths = tuple(f"{path}." for path, users in users_by_path if users & stage_chunks)
         return {
             name: shard
             for name, shard in shards.items()
-            if parse_layer_number(name) in layers or name.startswith(paths)
+            if parse_layer_number(name) in stage_layers or name.startswith(paths)
         }
 
 
 def apply_layer_choices(
     engine: EngineConfig, choices: Sequence[tuple[bool | None, bool]], ranks: int
 ) -> EngineConfig:
-    """Return the engine with the choices of the layers: reshard, and sequence.
+    """Return the engine with the layers' choices, (reshard, sequence) by layer.
 
-    A sequence layer uses the tensor axis as a context axis, so all `ranks` of its stage share its
-    state. In an engine whose layers do not choose, they always do.
+    A sequence layer uses the tensor axis as a context axis, so all `ranks` in its stage shard its
+    state. Where an engine's layers do not choose, they always do.
     """
     spans, first = [], 0
     for (reshard, sequence), equal_choices in groupby(choices):
@@ -207,10 +207,10 @@ def apply_layer_choices(
 def memoize_by_engine(
     function: Callable[Concatenate[EngineConfig, P], T],
 ) -> Callable[Concatenate[EngineConfig, P], T]:
-    """Return the function with a memory of its results.
+    """Return the function with a cache.
 
-    Engines with options of torch.compile have no hash. So the key is the engine's identity, and the
-    memory keeps the engine alive.
+    Engines with torch.compile options have no hash. So the key is the engine's identity, and the
+    cache keeps the engine alive.
     """
     results: dict[Hashable, tuple[EngineConfig, T]] = {}
 
