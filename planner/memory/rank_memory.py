@@ -75,18 +75,18 @@ class RankMemory:
         pp: int,
         degrees: Degrees,
         *,
-        whole_blocks: bool = False,
+        unsharded_blocks: bool = False,
         edges: bool = True,
     ) -> PartTable[PartMemory]:
         """Sample every part.
 
-        With `whole_blocks`, all blocks keep gathered weights from the forward to the backward pass.
-        Without `edges`, parameters on the edges of a rank's shard have no whole gradients, because
-        these do not add up over parts.
+        With `unsharded_blocks`, all blocks keep gathered weights from the forward to the backward
+        pass. Without `edges`, parameters on the edges of a rank's shard have no whole gradients,
+        because these do not add up over parts.
         """
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
         unsharded, parameters = engine.unsharded_weights(layout), self._kind_parameters
-        if whole_blocks:
+        if unsharded_blocks:
             span = LayerShards(layers=(0, len(self.footprints.kind_layers)), reshard=False)
             engine = engine.replace_layer_shards([span])
             unsharded = replace(unsharded, blocks=True)

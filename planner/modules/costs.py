@@ -1,4 +1,4 @@
-"""Costs of foreign modules in a layout."""
+"""Costs where foreign modules take the place of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ModuleCosts(Costs):
-    """Costs of foreign modules, which data-parallel ranks and stages share."""
+    """Costs where data-parallel ranks and stages share foreign modules."""
 
     def __init__(
         self, traced: TracedModules, run: RunConfig, machine: Machine, phase: PhaseRows
@@ -45,8 +45,12 @@ class ModuleCosts(Costs):
 
         return ModuleParts(self.traced.model, self.trace, self.precision)
 
+    @property
+    def model_hash(self) -> str:
+        return self.traced.hash
+
     def fastest_problem(self, grid: Grid, *, simulate: bool = False) -> Problem:
-        """Return the problem of a layout, in which embedding and head are plain modules."""
+        """Return the layout's problem without ends: embedding and head are plain modules."""
         return replace(
             super().fastest_problem(grid, simulate=simulate), first=FixedCosts(), last=FixedCosts()
         )
@@ -56,7 +60,7 @@ def describe_kinds(costs: ModuleCosts) -> Iterator[str]:
     """Yield a line per kind: its modules, parameters, and FLOP and activations per row."""
     model = costs.traced.model
     footprints = costs.memory.footprints.estimate(ONE_ROW, 1, "torch").kinds
-    columns = zip(model.sorts, costs.trace.kinds, footprints, strict=True)
+    columns = zip(model.kinds, costs.trace.kinds, footprints, strict=True)
     for number, (kind, trace, sizes) in enumerate(columns):
         layers = [layer for layer, kind_number in enumerate(model.layers) if kind_number == number]
         yield (

@@ -1,8 +1,8 @@
-"""Loading of another program's modules: `--module package:function`.
+"""Load another program's modules: `--module package:function`.
 
 The function takes no arguments and returns (modules, input): a sequence of torch modules, where
-each maps its predecessor's result, and the first module's input for one row. It runs on the meta
-device, so that weights take no memory. The last result should be the loss.
+every module maps its predecessor's result, and the first module's input for a single row. It runs
+on the meta device, so that weights take no memory. The last result should be the loss.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def load_function(name: str) -> Callable[[], Any]:
 
 
 def build_modules(name: str, dtype: torch.dtype) -> tuple[list[nn.Module], Tensor]:
-    """Call the function on the meta device, where initializers that read values do nothing.
-    Parameters have this dtype."""
+    """Call the function on the meta device, where initializers that read values do nothing. Return
+    the modules, with parameters in this dtype, and the input."""
     function = load_function(name)
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -68,12 +68,12 @@ class ModuleParts:
         return split.rows * self.trace.head.stream
 
     def parameters(self, run: RunConfig, *, by_kind: bool) -> ParameterState:
-        kinds = self.model.sorts if by_kind else self.model.layer_kinds
+        kinds = self.model.kinds if by_kind else self.model.layer_kinds
         parameters: Any = _NamedParameters(_merge(_shards_by_layer(kinds)))
         return parameter_state(run, parameters, self.precision)
 
     def shards_by_part(self, pp: int, tp: int, ep: int) -> PartTable[Shards]:
-        return PartTable(_shards_by_layer(self.model.sorts), {}, {}, {})
+        return PartTable(_shards_by_layer(self.model.kinds), {}, {}, {})
 
     def shards(self, tp: int, ep: int) -> Shards:
         return _merge(_shards_by_layer(self.model.layer_kinds))

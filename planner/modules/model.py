@@ -1,4 +1,4 @@
-"""A sequence of foreign modules, in the form of a model."""
+"""A sequence of foreign modules in place of a model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from ...trainer.run.layout_plan import hash_identity
 from ..traces.trace import ModelTrace
 from ..traces.work import Work
 
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModuleKind:
-    """Modules with equal text and equal input shapes."""
+    """Modules with equal descriptions, parameters and input shapes."""
 
     name: str
-    text: str
+    description: str
     """Module as torch prints it."""
     parameters: tuple[tuple[str, tuple[int, ...]], ...]
     """Names and shapes."""
-    input: tuple[int, ...]
+    input_shape: tuple[int, ...]
 
     @property
     def num_parameters(self) -> int:
@@ -32,17 +33,13 @@ class ModuleKind:
 
 @dataclass(frozen=True)
 class ModuleModel:
-    """Modules as a model: cut into stages and sharded over data-parallel ranks, without tokens or
-    operators that divide.
-
-    Plans hash the fields with their names (`model_hash`), here and in `ModuleKind`.
-    """
+    """Modules as a model: stages cut it and data-parallel ranks shard it, nothing else does."""
 
     module: str
     """package:function."""
-    sorts: tuple[ModuleKind, ...]
+    kinds: tuple[ModuleKind, ...]
     layers: tuple[int, ...]
-    """Kinds by module."""
+    """Index in `kinds`, by module."""
     operators: Mapping[str, Any] = field(default_factory=dict)
     """Always empty: no operator has heads or experts."""
     tie_embeddings: bool = False
@@ -50,8 +47,27 @@ class ModuleModel:
 
     @property
     def layer_kinds(self) -> list[ModuleKind]:
-        """Kinds by module."""
-        return [self.sorts[number] for number in self.layers]
+        """Kind by module."""
+        return [self.kinds[number] for number in self.layers]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings as plans hash them, under keys that never change."""
+        return {
+            "module": self.module,
+            "sorts": [
+                {
+                    "name": kind.name,
+                    "text": kind.description,
+                    "parameters": kind.parameters,
+                    "input": kind.input_shape,
+                }
+                for kind in self.kinds
+            ],
+            "layers": self.layers,
+            "operators": self.operators,
+            "tie_embeddings": self.tie_embeddings,
+            "vocab_size": self.vocab_size,
+        }
 
     def tp_problems(self, tp: int) -> list[str]:
         return [] if tp == 1 else [f"tp={tp}: {self.module} has no tensor parallelism"]
@@ -62,25 +78,30 @@ class ModuleModel:
 
 @dataclass(frozen=True)
 class TracedModules:
-    """Modules from `package:function`, with their operations."""
+    """Modules from `package:function`, with traced operations."""
 
     model: ModuleModel
     trace: ModelTrace
 
     @property
     def config(self) -> ModelConfig:
-        """The modules in place of a model's configuration: the planner asks both for their layers
-        and for problems of degrees."""
+        """The modules in place of a model's configuration: the planner reads layers and checks
+        degrees on both."""
         return cast("ModelConfig", self.model)
 
     @property
+    def hash(self) -> str:
+        """Hash in a plan file, in place of a model's."""
+        return hash_identity(self.model.identity())
+
+    @property
     def names(self) -> list[str]:
-        """Names by module."""
+        """Name by module."""
         return [kind.name for kind in self.model.layer_kinds]
 
 
 def count_flops(operations: tuple[Work, ...]) -> float:
-    """Count the FLOP of matrix products, convolutions and attention."""
+    """Count the FLOP in matrix products, convolutions and attention."""
     flops = 0.0
     for work in operations:
         if work.kind == "matmul":

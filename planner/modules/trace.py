@@ -1,4 +1,4 @@
-"""Trace of foreign modules: parameters and operations by kind, for one row."""
+"""Trace foreign modules for a single row: parameters and operations by kind."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .load import build_modules
 from .model import ModuleKind, ModuleModel, TracedModules
 
 IS_CAUSAL = {"forward": 4, "backward": 7}
-"""Position of `is_causal` among the arguments of torch's attention."""
+"""Position of `is_causal` in the arguments to torch's attention."""
 
 
 def trace_modules(name: str, precision: Precision) -> TracedModules:
     """Trace the modules from `package:function`. Nothing is allocated."""
     traces: dict[ModuleKind, LayerTrace] = {}
-    layers: list[ModuleKind] = []
+    layer_kinds: list[ModuleKind] = []
     modules, first_input = build_modules(name, compute_dtype(precision))
     default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(compute_dtype(precision))
@@ -33,10 +33,11 @@ def trace_modules(name: str, precision: Precision) -> TracedModules:
         with FakeTensorMode(allow_non_fake_inputs=True):
             row = torch.empty_like(first_input, device="cpu")
             for number, module in enumerate(modules):
-                parameters = tuple((key, tuple(p.shape)) for key, p in module.named_parameters())
+                named_parameters = module.named_parameters()
+                parameters = tuple((label, tuple(p.shape)) for label, p in named_parameters)
                 class_name, shape = type(module).__name__, tuple(row.shape)
                 kind = ModuleKind(f"{class_name} {shape}", repr(module), parameters, shape)
-                layers.append(kind)
+                layer_kinds.append(kind)
                 try:
                     module.to_empty(device="cpu")
                     if kind not in traces:
@@ -52,11 +53,11 @@ def trace_modules(name: str, precision: Precision) -> TracedModules:
     finally:
         torch.set_default_dtype(default_dtype)
     kinds = list(traces)
-    kind_numbers = tuple(map(kinds.index, layers))
+    layers = tuple(map(kinds.index, layer_kinds))
     stream = max(trace.stream for trace in traces.values())
     head = LayerTrace("end", {}, (), (), stream, 1)
-    trace = ModelTrace(1, 1, kind_numbers, tuple(traces.values()), head)
-    return TracedModules(ModuleModel(name, tuple(kinds), kind_numbers), trace)
+    trace = ModelTrace(1, 1, layers, tuple(traces.values()), head)
+    return TracedModules(ModuleModel(name, tuple(kinds), layers), trace)
 
 
 def _run_module(module: nn.Module, row: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def _run_module(module: nn.Module, row: Tensor) -> Tensor:
 
 
 def _trace_module(name: str, module: nn.Module, row: Tensor, is_first: bool) -> LayerTrace:
-    """Record both passes. The input needs a gradient, except for the first module."""
+    """Record both passes. Inputs need gradients, except for the first module's."""
     needs_gradient = row.is_floating_point() and not is_first
     x = torch.empty(row.shape, dtype=row.dtype, requires_grad=needs_gradient)
     with ModuleRecorder() as forward:
@@ -112,7 +113,7 @@ class ModuleRecorder(OperationRecorder):
     def _record_convolution(
         self, row: Tensor, weight: Tensor, result: Tensor, transposed: bool, groups: int
     ) -> None:
-        """Record a product [positions, inputs × taps] × [inputs × taps, outputs] per group."""
+        """Record a product [positions, inputs · taps] @ [inputs · taps, outputs] per group."""
         larger = row if transposed else result
         positions = larger.numel() // larger.shape[1]
         shape = (groups, positions, weight[0].numel(), len(weight) // groups)
@@ -123,5 +124,5 @@ class ModuleRecorder(OperationRecorder):
         super()._record_attention(name, inputs, traffic, saved)
         position = IS_CAUSAL["backward" if "backward" in name else "forward"]
         if not (len(inputs) > position and inputs[position] is True):
-            # Rates of attention count the pairs below the diagonal; here all pairs are computed.
+            # Attention's rates count the pairs below the diagonal; here all pairs are computed.
             self.work[-1] = replace(self.work[-1], count=2 * self.work[-1].count)

@@ -1,4 +1,4 @@
-"""Ways to run a layer in a layout: forms by kind, their bytes, and plans of single layers."""
+"""How a layout can run a layer: forms by kind, bytes by recompute rule, and layer plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .messages import EngineMessages, ParameterCosts, Reshard
 
 
 class LayerForm(NamedTuple):
-    """A kind of layer as a layout runs it, before single layers choose."""
+    """A layer kind as a layout runs it, before layers choose recompute and resharding."""
 
     passes: PassTimes
     engine: EngineMessages
@@ -25,12 +25,12 @@ class LayerForm(NamedTuple):
 
     @property
     def forward(self) -> float:
-        """Seconds of the forward pass."""
+        """Seconds in the forward pass."""
         return self.engine.forward(self.passes.forward_seconds, self.parameters)
 
     @property
     def min_backward(self) -> float:
-        """Seconds of the fastest backward pass, which recomputes nothing."""
+        """Seconds in the fastest backward pass, which recomputes nothing."""
         seconds = self.passes.backward_seconds
         return min(
             self.engine.backward(seconds, self.parameters, gathers=reshard is None)
@@ -46,14 +46,14 @@ class LayerForm(NamedTuple):
 
 
 class LayerBytes(NamedTuple):
-    """Bytes of a kind of layer in a layout."""
+    """A layer kind's bytes in a layout."""
 
     footprints: Mapping[Rule, Footprint]
     useful_rules: Sequence[Rule]
     """Rules that no other dominates."""
     state: PartMemory
-    whole_state: PartMemory
-    """State if weights stay whole from the forward to the backward pass."""
+    unsharded_state: PartMemory
+    """State if weights stay gathered from the forward to the backward pass."""
     early_gradients: bool
     """True if gradients exist while micro-batches are in flight."""
 
@@ -79,25 +79,23 @@ class LayerPlan(NamedTuple):
 
     @property
     def forward(self) -> Parts:
-        """Seconds by part of the pass."""
-        return self._with_messages(self.passes.forward, self.engine.forward)
+        """Seconds by part."""
+        return self._add_messages(self.passes.forward, self.engine.forward)
 
     @property
     def backward(self) -> Parts:
         recompute = self.passes.recompute_seconds[self.rule]
         recompute += self.engine.recompute_seconds(self.rule)
-        busy_parts = dict(self.passes.backward, recompute=recompute)
+        busy = dict(self.passes.backward, recompute=recompute)
         price = partial(self.engine.backward, gathers=self.reshard is None)
-        parts = self._with_messages(busy_parts, price)
-        return {**parts, "update": self.extra_update} if self.extra_update else parts
+        seconds = self._add_messages(busy, price)
+        return {**seconds, "update": self.extra_update} if self.extra_update else seconds
 
-    def _with_messages(
-        self, parts: Parts, price: Callable[[float, ParameterCosts], float]
-    ) -> Parts:
-        """Return the parts with exposed messages, which computation does not hide."""
-        busy = sum(parts.values())
-        exposed = price(busy, self.parameters) - busy
-        return {**parts, "data": exposed} if exposed else parts
+    def _add_messages(self, busy: Parts, price: Callable[[float, ParameterCosts], float]) -> Parts:
+        """Add the seconds in messages that computation does not hide."""
+        busy_seconds = sum(busy.values())
+        exposed = price(busy_seconds, self.parameters) - busy_seconds
+        return {**busy, "data": exposed} if exposed else busy
 
 
 def list_choices(
@@ -107,7 +105,7 @@ def list_choices(
     extra_update: float,
     rules: Sequence[Rule],
 ) -> Iterator[Choice]:
-    """Yield the choices of a layer in one form.
+    """Yield a layer's choices in a form.
 
     The form's forward pass takes `extra_forward` seconds more than the kind's shortest, and its
     update `extra_update` seconds more per micro-batch.
@@ -118,7 +116,7 @@ def list_choices(
         for rule in rules
     ]
     for reshard in engine.reshards:
-        memory = sizes.state if reshard is None else sizes.whole_state
+        memory = sizes.state if reshard is None else sizes.unsharded_state
         backward_passes = engine.backward_passes(busy_seconds, parameters, gathers=reshard is None)
         for rule, seconds in zip(rules, backward_passes, strict=True):
             activations, workspace = sizes.footprints[rule]

@@ -1,4 +1,4 @@
-"""Costs of a model in a layout: the problem that the search solves.
+"""Price a model's layouts, and state the problem that the search solves for each.
 
 Times follow from traces and the hardware's rates. Bytes add up over layers (planner/memory); what
 does not add up, the timeline of a step counts (`timelines`).
@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...models.accounting.state import Degrees
@@ -23,6 +23,7 @@ from ...trainer.layout.checks import problems
 from ...trainer.layout.config import LayoutConfig
 from ...trainer.layout.cuts import Cuts
 from ...trainer.run.config import RunConfig
+from ...trainer.run.layout_plan import model_hash
 from ..division.problem import Choice, FixedCosts, LayerKind, Problem
 from ..grid.grid import Grid, LayoutShape, enumerate_grids
 from ..grid.split import Split
@@ -45,20 +46,20 @@ if TYPE_CHECKING:
 
 
 class ComputeTimes(NamedTuple):
-    """Compute times in a micro-batch, for one kind of layer."""
+    """Compute times in a micro-batch, for a layer kind."""
 
     forward: Sequence[tuple[str, float]]
-    """Kind of result, as in `recompute: {save: …}`, and seconds."""
+    """Pairs (kind of result, as in `recompute: {save: …}`, seconds)."""
     backward: float
     num_launches: int
     """Launches in the forward pass."""
 
 
 class Costs:
-    """Costs of a model in a phase, on a cluster."""
+    """Prices a model's layouts for a phase and a cluster."""
 
     module: str | None = None
-    """Name of another program's modules."""
+    """Another program's modules, as package:function."""
 
     def __init__(
         self, model: ModelConfig, run: RunConfig, machine: Machine, phase: PhaseRows
@@ -66,12 +67,14 @@ class Costs:
         self.model, self.run, self.machine, self.phase = model, run, machine, phase
         self.device = machine.hardware.file.device.kind
         self.trace = self._trace()
-        self.passes, self.computed = cache(self._passes), cache(self._computed)
+        self.kinds = self.trace.kinds
+        self.passes, self.compute_times = cache(self._passes), cache(self._compute_times)
         layers = self.trace.layers
         self.memory = RankMemory(self._parts(), run, self.precision, self.device, layers)
-        self.sharded = memoize_by_engine(self._sharded)
+        self.price_engine = memoize_by_engine(self._price_engine)
         self.excess: dict[tuple[Any, ...], tuple[float, ...]] = {}
-        """Counted bytes beyond the sum, by similar grids: the first guess for the next plan."""
+        """Bytes that timelines count beyond the sum, by settings that similar grids share: the
+        first guess for the next plan."""
         self._useful_rules: dict[tuple[Split, int, LinearForm], list[tuple[Rule, ...]]] = {}
 
     def _trace(self) -> ModelTrace:
@@ -84,8 +87,8 @@ class Costs:
         """Return the costs on another cluster with the same kind of device."""
         costs = copy(self)
         costs.machine = machine
-        costs.passes, costs.computed = cache(costs._passes), cache(costs._computed)
-        costs.sharded = memoize_by_engine(costs._sharded)
+        costs.passes, costs.compute_times = cache(costs._passes), cache(costs._compute_times)
+        costs.price_engine = memoize_by_engine(costs._price_engine)
         costs._useful_rules = {}
         return costs
 
@@ -93,36 +96,37 @@ class Costs:
     def precision(self) -> Precision:
         return PRECISIONS[self.run.precision]
 
-    @cached_property
-    def kinds(self) -> Sequence[LayerTrace]:
-        return self.trace.kinds
+    @property
+    def model_hash(self) -> str:
+        """Hash in a plan file."""
+        return model_hash(self.model)
 
     def grids(self, shape: LayoutShape, gpus: int) -> Iterator[Grid]:
-        """Yield a shape with every engine and schedule that the engines' checks accept."""
+        """Yield the shape with every engine and schedule that the engines' checks accept."""
         return enumerate_grids(shape, self.model, gpus, self.machine.per_node, self.precision)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[PassTimes], PassTimes]:
-        """Price every kind, and the head."""
-        *layers, head = [self._price_layer(n, split, ep) for n in range(len(self.kinds) + 1)]
-        return layers, head
+        """Price all layer kinds, and the head."""
+        *kinds, head = [self._price_layer(n, split, ep) for n in range(len(self.kinds) + 1)]
+        return kinds, head
 
     def _price_layer(self, number: int, split: Split, ep: int) -> PassTimes:
-        """Price a kind by number; the head's number is the last."""
+        """Price a layer kind by number; the head's number is the last."""
         layer = (*self.kinds, self.trace.head)[number]
         # `attention` and `hyena_li` change rings alone: other layers are priced once.
         compute_split = split
         if not self._rings(layer, split):
             compute_split = Split(split.rows, split.tp, split.cp)
-        computed = self.computed(number, compute_split)
+        compute = self.compute_times(number, compute_split)
         message_times = self.price_messages(layer, split, ep)
-        forward = {"compute": sum(seconds for _, seconds in computed.forward)}
-        backward = {"compute": computed.backward}
+        forward = {"compute": sum(seconds for _, seconds in compute.forward)}
+        backward = {"compute": compute.backward}
         for axis, times in message_times.items():
             forward[axis], backward[axis] = times.forward, times.backward
-        price_recompute = partial(self._price_recompute, layer, computed, message_times)
+        price_recompute = partial(self._price_recompute, layer, compute, message_times)
         return PassTimes(forward, backward, price_recompute)
 
-    def _computed(self, number: int, split: Split) -> ComputeTimes:
+    def _compute_times(self, number: int, split: Split) -> ComputeTimes:
         layer = (*self.kinds, self.trace.head)[number]
         machine, rings = self.machine, self._rings(layer, split)
         forward = split_operations(layer.forward, "forward", split, rings)
@@ -136,7 +140,7 @@ class Costs:
     def _price_recompute(
         self,
         layer: LayerTrace,
-        computed: ComputeTimes,
+        compute: ComputeTimes,
         message_times: Mapping[str, messages.MessageTimes],
     ) -> dict[Rule, float]:
         """Return the seconds that every rule adds to the backward pass."""
@@ -147,8 +151,8 @@ class Costs:
                 times.forward - times.saved * ("attention" in saved)
                 for times in message_times.values()
             )
-            seconds += sum(seconds for kind, seconds in computed.forward if kind not in saved)
-            launches = recompute_launches(rule, layer.calls, computed.num_launches)
+            seconds += sum(seconds for kind, seconds in compute.forward if kind not in saved)
+            launches = recompute_launches(rule, layer.calls, compute.num_launches)
             seconds_by_rule[rule] = (
                 0.0 if rule == "none" else seconds + self.machine.launches(launches)
             )
@@ -157,7 +161,7 @@ class Costs:
     def price_messages(
         self, layer: LayerTrace, split: Split, ep: int
     ) -> dict[str, messages.MessageTimes]:
-        """Return the seconds of a layer's messages, by axis."""
+        """Return the seconds in a layer's messages, by axis."""
         return messages.price_layer(
             layer,
             self.model,
@@ -179,8 +183,8 @@ class Costs:
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
-        engine, sharded = self._engine(grid, split)
-        names = list(sharded.modules)
+        engine, parameters = self._split_engine(grid, split)
+        module_names = list(parameters.modules)
         kinds = []
         for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
             # A kind's choices share forward pass and update. What a form adds to them counts in
@@ -200,11 +204,11 @@ class Costs:
                     forward=forward,
                     choices=(Choice(backward),),
                     update=update,
-                    module=None if shared is None else names.index(shared),
+                    module=None if shared is None else module_names.index(shared),
                 )
             )
         stream = self.trace.head.stream * split.rows / split.ranks
-        hop = stream * (2 if names else 1)
+        hop_bytes = stream * (2 if module_names else 1)
         stride = grid.shape.dp * layout.cp * layout.tp
         return Problem(
             kinds=tuple(kinds),
@@ -214,21 +218,21 @@ class Costs:
             stages=layout.pp,
             chunks=layout.chunks,
             schedule=layout.pipeline_schedule,
-            message=self.machine.hop(hop, stride) if layout.pp > 1 else 0.0,
+            message=self.machine.hop(hop_bytes, stride) if layout.pp > 1 else 0.0,
             first=FixedCosts(
                 forward=self.machine.traffic(2 * stream),
                 backward=self.machine.traffic(2 * stream),
-                update=engine.update(0.0, 0.0, sharded.first),
+                update=engine.update(0.0, 0.0, parameters.first),
             ),
             last=FixedCosts(
-                forward=engine.forward(head.forward_seconds, sharded.last),
-                backward=engine.backward(head.backward_seconds, sharded.last, gathers=False),
-                update=engine.update(head.forward_seconds, head.backward_seconds, sharded.last)
+                forward=engine.forward(head.forward_seconds, parameters.last),
+                backward=engine.backward(head.backward_seconds, parameters.last, gathers=False),
+                update=engine.update(head.forward_seconds, head.backward_seconds, parameters.last)
                 + self.machine.overhead.step_seconds(grid.engine.kind),
             ),
             modules=tuple(
                 FixedCosts(update=engine.update(0.0, 0.0, module))
-                for module in sharded.modules.values()
+                for module in parameters.modules.values()
             ),
         )
 
@@ -240,7 +244,7 @@ class Costs:
         simulate: bool = False,
         all_choices: bool = False,
     ) -> Problem:
-        """Return the problem of a layout.
+        """Return a layout's problem, with bytes.
 
         `simulate` adds choices that cannot be executed. Without `all_choices`, dominated choices
         are left out.
@@ -264,57 +268,54 @@ class Costs:
         state = self.memory.sample_parts(grid.engine, layout.pp, grid.degrees)
         ends = self.memory.footprints.estimate(shape.split, layout.ep, grid.engine.linear)
 
-        def with_bytes(end: FixedCosts, memory: PartMemory, size: Footprint) -> FixedCosts:
-            state = memory.step_bytes(size.activations, early_gradients=early_gradients)
-            return replace(end, state=state, activations=size.activations, workspace=size.workspace)
+        def add_bytes(part: FixedCosts, memory: PartMemory, size: Footprint) -> FixedCosts:
+            activations, workspace = size
+            state = memory.step_bytes(activations, early_gradients=early_gradients)
+            return replace(part, state=state, activations=activations, workspace=workspace)
 
         return replace(
             fastest,
             budget=budget,
             kinds=tuple(kinds),
-            first=with_bytes(fastest.first, state.first, ends.first),
-            last=with_bytes(fastest.last, state.last, ends.last),
+            first=add_bytes(fastest.first, state.first, ends.first),
+            last=add_bytes(fastest.last, state.last, ends.last),
             modules=tuple(
-                with_bytes(module, memory, Footprint(0.0))
+                add_bytes(module, memory, Footprint(0.0))
                 for module, memory in zip(fastest.modules, state.modules.values(), strict=True)
             ),
         )
 
     def _forms(self, grid: Grid, *, simulate: bool) -> list[list[LayerForm]]:
-        """Return every kind of layer as a layout runs it. To `simulate`, there is a second form,
-        with the tensor ranks as context ranks, where they can be."""
+        """Return the layer kinds as a layout runs them, by form. With `simulate`, tensor ranks work
+        as context ranks in a second form, where they can."""
         forms = []
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
-            split = _split(grid, sequence)
+            split = _select_split(grid, sequence)
             passes, _ = self.passes(split, grid.layout.ep)
-            engine, sharded = self._engine(grid, split)
-            forms.append(
-                [
-                    LayerForm(pass_times, engine, parameters, sequence)
-                    for pass_times, parameters in zip(passes, sharded.layers, strict=True)
-                ]
-            )
+            engine, parameters = self._split_engine(grid, split)
+            kinds = zip(passes, parameters.layers, strict=True)
+            forms.append([LayerForm(times, engine, costs, sequence) for times, costs in kinds])
         return forms
 
     def _sizes(self, grid: Grid, sequence: bool, early_gradients: bool) -> list[LayerBytes]:
-        """Return the bytes of every kind of layer in one form."""
-        split, ep = _split(grid, sequence), grid.layout.ep
-        pp, degrees = _degrees(grid, split)
+        """Return the layer kinds' bytes in a form."""
+        split, ep = _select_split(grid, sequence), grid.layout.ep
+        pp, degrees = _split_degrees(grid, split)
         linear = grid.engine.linear
         sizes = self.memory.footprints.estimate(split, ep, linear).kinds
-        state = whole = self.memory.sample_parts(grid.engine, pp, degrees)
-        engine, _ = self._engine(grid, split)
+        state = unsharded = self.memory.sample_parts(grid.engine, pp, degrees)
+        engine, _ = self._split_engine(grid, split)
         if False in engine.reshards:
-            whole = self.memory.sample_parts(grid.engine, pp, degrees, whole_blocks=True)
-        columns = sizes, self.useful_rules(split, ep, linear), state.layers, whole.layers
+            unsharded = self.memory.sample_parts(grid.engine, pp, degrees, unsharded_blocks=True)
+        columns = sizes, self.useful_rules(split, ep, linear), state.layers, unsharded.layers
         return [
             LayerBytes(*kind_sizes, early_gradients) for kind_sizes in zip(*columns, strict=True)
         ]
 
-    def _engine(
+    def _split_engine(
         self, grid: Grid, split: Split
     ) -> tuple[messages.EngineMessages, PartTable[messages.ParameterCosts]]:
-        return self.sharded(grid.engine, *_degrees(grid, split))
+        return self.price_engine(grid.engine, *_split_degrees(grid, split))
 
     def useful_rules(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
         """Return the rules that no other dominates, by kind.
@@ -336,7 +337,7 @@ class Costs:
         return self._useful_rules[key]
 
     def refine(self, grid: Grid, layer_plans: Sequence[LayerPlan]) -> bool:
-        """Trace what these plans use in this layout. Return True if that changed the problem."""
+        """Trace this layout for the rules in these plans. Return True if the problem changed."""
         split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
         changed = False
         for sequence in sorted({False, *(plan.sequence for plan in layer_plans)}):
@@ -353,15 +354,15 @@ class Costs:
     def _may_be_sequence(self, grid: Grid) -> bool:
         """Return True if the tensor ranks could work as context ranks."""
         layout = grid.layout
-        whole = replace(layout, tp=1, cp=layout.cp * layout.tp)
+        context_layout = replace(layout, tp=1, cp=layout.cp * layout.tp)
         ranks = grid.shape.dp * layout.shards
-        refusals = problems(whole, ranks, self.model, [self.phase.seq_len])
+        refusals = problems(context_layout, ranks, self.model, [self.phase.seq_len])
         return layout.tp > 1 and layout.ep == 1 and not any(refusals)
 
-    def _sharded(
+    def _price_engine(
         self, engine: EngineConfig, pp: int, degrees: Degrees
     ) -> tuple[messages.EngineMessages, PartTable[messages.ParameterCosts]]:
-        """Return an engine's messages, and their costs by part of the model."""
+        """Return an engine's messages, and what they cost by model part."""
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
         shards = self.memory.shards_by_part(pp, degrees.tp, degrees.ep)
         elements = [sum(math.prod(s.local) for s in layer.values()) for layer in shards.layers]
@@ -377,23 +378,18 @@ class Costs:
         """Return a rank's memory over a step, by stage, with `every` micro-batch or with as many as
         the peak needs."""
         ranks = grid.shape.dp * grid.layout.cp * grid.layout.tp
-        return self.memory.timelines(
-            grid,
-            apply_layer_choices(
-                grid.engine, [(plan.reshard, plan.sequence) for plan in layer_plans], ranks
-            ),
-            cuts,
-            [plan.rule for plan in layer_plans],
-            [plan.sequence for plan in layer_plans],
-            every=every,
-        )
+        choices = [(plan.reshard, plan.sequence) for plan in layer_plans]
+        engine = apply_layer_choices(grid.engine, choices, ranks)
+        rules = [plan.rule for plan in layer_plans]
+        sequence = [plan.sequence for plan in layer_plans]
+        return self.memory.timelines(grid, engine, cuts, rules, sequence, every=every)
 
 
-def _split(grid: Grid, sequence: bool) -> Split:
+def _select_split(grid: Grid, sequence: bool) -> Split:
     split = grid.shape.split
     return split.context_only if sequence else split
 
 
-def _degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
-    """Return the number of stages, and the degrees of ranks that share rows by `split`."""
+def _split_degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
+    """Return the number of stages, and the degrees where ranks share rows by `split`."""
     return grid.layout.pp, replace(grid.degrees, tp=split.tp, cp=split.cp)

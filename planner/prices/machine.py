@@ -1,4 +1,4 @@
-"""Price operations and messages on a cluster, by the rates of a hardware file."""
+"""Price operations and messages on a cluster, by the rates in a hardware file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MEMORY_BOUND = (
 )
 """Kernels without a rate that are priced by memory traffic alone."""
 RING = "ring_attention"
-"""Rate of ring attention without fused kernels: query-key pairs times channels."""
+"""Kernel rate for ring attention without fused kernels: query-key pairs times channels."""
 BACKWARD_ATTENTION = 2.5
 """FLOP in attention's backward pass, relative to its forward pass."""
 
 
 class Machine:
-    """A cluster that caches prices."""
+    """A cluster's prices in seconds, with a cache."""
 
     def __init__(
         self,
@@ -37,16 +37,17 @@ class Machine:
     ) -> None:
         self.hardware = hardware
         self.precision = "bf16" if fp8 else precision
-        """Precision of all operations but FP8 products."""
+        """Precision for all operations but FP8 products."""
         self.fp8 = fp8
         self.roofline = roofline
         """True if kernels without a rate are priced by bytes and FLOP."""
         self.estimated: set[str] = set()
         """Kernels priced by the roofline."""
-        self._rates: dict[tuple[object, ...], float] = {}
+        self._rates: dict[tuple[object, ...], float | PlanError] = {}
+        """Rates, or the error that names what the file lacks."""
         self._messages: dict[tuple[str, float, int, int], float] = {}
         self._works: dict[tuple[Work, Direction, Split], float] = {}
-        """Seconds by operation: kinds of layers share many, such as an MLP's."""
+        """Seconds by operation: layer kinds share many, such as an MLP's."""
 
     @cached_property
     def overhead(self) -> Overhead:
@@ -62,30 +63,30 @@ class Machine:
         return self.hardware.file.devices_per_node
 
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
-        """Return the seconds of a collective among ranks that stand `stride` apart."""
+        """Return the seconds for a collective (`size` bytes) among ranks `stride` apart."""
         if ranks == 1 or not size:
             return 0.0
         key = name, size, ranks, stride
         if key not in self._messages:
-            near = math.gcd(ranks, max(1, self.per_node // stride))
-            self._messages[key] = self.hardware.seconds(name, size, ranks, near)
+            group_per_node = math.gcd(ranks, max(1, self.per_node // stride))
+            self._messages[key] = self.hardware.seconds(name, size, ranks, group_per_node)
         return self._messages[key]
 
     def hop(self, size: float, stride: int) -> float:
-        """Return the seconds of a message to a rank `stride` away."""
+        """Return the seconds for a message to a rank `stride` away."""
         key = "p2p", size, 2, stride
         if key not in self._messages:
-            near = 2 if stride < self.per_node else 1
-            self._messages[key] = self.hardware.seconds("p2p", size, 2, near)
+            group_per_node = 2 if stride < self.per_node else 1
+            self._messages[key] = self.hardware.seconds("p2p", size, 2, group_per_node)
         return self._messages[key]
 
     def ring_hop(self, size: float, ranks: int, stride: int) -> float:
-        """Return the seconds in which every rank of a ring sends to the next, `stride` away. The
+        """Return the seconds in which all ranks in a ring send to the next rank, `stride` away. The
         slowest link counts."""
         return self.hop(size, stride if stride * ranks <= self.per_node else self.per_node)
 
     def chain(self, size: float, ranks: int, stride: int) -> float:
-        """Return the seconds of a message that passes from rank to rank."""
+        """Return the seconds in which a message passes through all `ranks`, one after another."""
         between_nodes = ranks - 1
         if stride < self.per_node:
             between_nodes = -(-stride * ranks // self.per_node) - 1
@@ -102,17 +103,21 @@ class Machine:
         return size / self._rate("memory", bytes=rounded_size)
 
     def overlapped(self, compute: float, message: float, span: int) -> float:
-        """Return the seconds of computation and a concurrent message among `span` neighbours."""
+        """Return the seconds until a computation and a message that starts with it both end.
+
+        The message is among `span` neighbours.
+        """
         if not message:
             return compute
-        slower, longer = self._overlap["node" if span <= self.per_node else "network"]
-        if message * longer <= compute * slower:  # the message hides behind the computation
-            return compute + message * longer * (1 - 1 / slower)
-        return compute * slower + message - compute * slower / longer
+        link = "node" if span <= self.per_node else "network"
+        compute_slowdown, message_slowdown = self._overlap[link]
+        if message * message_slowdown <= compute * compute_slowdown:  # the message is hidden
+            return compute + message * message_slowdown * (1 - 1 / compute_slowdown)
+        return compute * compute_slowdown + message - compute * compute_slowdown / message_slowdown
 
     @cached_property
     def _overlap(self) -> dict[str, tuple[float, float]]:
-        """Slow-downs of computation and message, by link; 1 where the file has none."""
+        """Slow-downs (computation, message) by link; 1 where the file has none."""
         measured = self.hardware.file.overlap
         return {
             link: self.hardware.overlap(link) if link in measured else (1.0, 1.0)
@@ -120,7 +125,7 @@ class Machine:
         }
 
     def seconds(self, work: Iterable[Work], direction: Direction, split: Split) -> float:
-        """Return the seconds of a rank's share of these operations."""
+        """Return the seconds that a rank takes for its share in these operations."""
         total = 0.0
         for operation in work:
             key = operation, direction, split
@@ -144,38 +149,36 @@ class Machine:
             if not self._in_fp8(work, direction):
                 return seconds
             fp8_seconds = flops / self._rate("matmul", **dims, precision="fp8")
-            # Weight gradients, half of the products in a backward pass, are in bf16.
+            # Weight gradients, half the products in a backward pass, are in bf16.
             return fp8_seconds if direction == "forward" else (fp8_seconds + seconds) / 2
         if work.kind == "attention":
             width, heads, length, _ = work.shape
             flops = 2.0 * length**2 * heads * width * count / ranks
-            at = {"head_width": width, "heads": max(1, heads // ranks), "length": length}
+            dims = {"head_width": width, "heads": max(1, heads // ranks), "length": length}
             flops *= BACKWARD_ATTENTION if direction == "backward" else 1.0
-            return flops / self._rate(
-                "attention", **at, precision=self.precision, direction=direction
-            )
+            return flops / self._kernel_rate("attention", direction, dims)
         if work.kind == "kernel":
             return self._price_kernel(work, direction, split) * count / ranks
         if work.kind == "pairs":
             size, heads, length = work.shape
-            at = {"size": size, "width": heads * size, "length": length}
-            return count * heads * size / self._kernel_rate(RING, direction, at)
+            dims = {"size": size, "width": heads * size, "length": length}
+            return count * heads * size / self._kernel_rate(RING, direction, dims)
         return self.traffic(work.bytes * count / ranks)
 
     def _in_fp8(self, work: Work, direction: Direction) -> bool:
-        """Return True for products of large matrices. In a backward pass tokens may be any side, so
-        all three must be large."""
+        """Return True if large matrices are multiplied. In a backward pass tokens may be any side,
+        so all three must be large."""
         groups, *sides = work.shape
         if self.fp8 is None or groups > 1 or work.name:  # experts and the head stay in bf16
             return False
         return min(sides[1:] if direction == "forward" else sides) >= self.fp8.smallest
 
     def _price_kernel(self, work: Work, direction: Direction, split: Split) -> float:
-        """Return a kernel's seconds for one row, at the rate of a rank's share."""
+        """Return a kernel's seconds per row, at the rate for a rank's share."""
         size, width, length = work.shape
-        at = {"size": size, "width": max(1, width // split.tp), "length": length // split.cp}
+        dims = {"size": size, "width": max(1, width // split.tp), "length": length // split.cp}
         try:
-            rate = self._kernel_rate(work.name, direction, at)
+            rate = self._kernel_rate(work.name, direction, dims)
         except PlanError:
             if work.name in MEMORY_BOUND:
                 return self.traffic(work.bytes)
@@ -185,18 +188,18 @@ class Machine:
             return max(self.traffic(work.bytes), self._min_kernel_seconds(work, direction))
         return length * width / rate
 
-    def _kernel_rate(self, name: str, direction: Direction, at: dict[str, int]) -> float:
-        return self._rate(name, **at, precision=self.precision, direction=direction)
+    def _kernel_rate(self, name: str, direction: Direction, dims: dict[str, int]) -> float:
+        return self._rate(name, **dims, precision=self.precision, direction=direction)
 
     def has_kernel(self, name: str) -> bool:
-        """Return True if the file has rates of the kernel in this precision."""
+        """Return True if the file has rates for the kernel in this precision."""
         return any(
             row.kernel == name and row.precision == self.precision
             for row in self.hardware.file.kernels
         )
 
     def _min_kernel_seconds(self, work: Work, direction: Direction) -> float:
-        """Return the seconds of a kernel's FLOP at the rate of large matrix products."""
+        """Return the seconds for a kernel's FLOP at the rate for large matrix products."""
         size, width, length = work.shape
         flops = 4.0 * length * width * max(1, size)  # taps, or states: in and out
         if work.name == "fft_convolution":
@@ -206,19 +209,14 @@ class Machine:
             "matmul", groups=1, m=8192, k=8192, n=8192, precision=self.precision
         )
 
-    def _rate(self, kind: str, **at: object) -> float:
-        key = kind, *at.values()
+    def _rate(self, kind: str, **point: object) -> float:
+        key = kind, *point.values()
         if key not in self._rates:
             try:
-                self._rates[key] = self.hardware.rate(kind, **at)
+                self._rates[key] = self.hardware.rate(kind, **point)
             except PlanError as error:
-                self._rates[key] = math.nan
-                self._errors[key] = error
+                self._rates[key] = error
         rate = self._rates[key]
-        if math.isnan(rate):
-            raise self._errors[key]
+        if isinstance(rate, PlanError):
+            raise rate
         return rate
-
-    @cached_property
-    def _errors(self) -> dict[tuple[object, ...], PlanError]:
-        return {}

@@ -26,7 +26,7 @@ def compute_rings(
     machine: Machine,
     split: Split,
 ) -> dict[tuple[int, ...], Operations]:
-    """Return a rank's operations in a layer's rings, by the attention's shape."""
+    """Return a rank's operations in a layer's rings, by attention shape."""
     if split.cp == 1 or split.attention != "ring":
         return {}
     names = [layer.operators.get(name) for name in ("mixer", "mlp", "shared")]
@@ -46,10 +46,10 @@ def compute_rings(
             precision=precision,
             device=machine.hardware.file.device.kind,
         )
-        computed = trace_ring(ring, split.cp)
-        computed = select_priced(computed, measured=computed.tiled and machine.has_kernel(RING))
+        operations = trace_ring(ring, split.cp)
+        measured = operations.tiled and machine.has_kernel(RING)
         shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
-        rings[work.shape] = map_operations(shard, computed)
+        rings[work.shape] = map_operations(shard, select_priced(operations, measured=measured))
     return rings
 
 
@@ -59,7 +59,7 @@ def split_operations(
     split: Split,
     rings: Mapping[tuple[int, ...], Operations],
 ) -> list[tuple[Work, Split]]:
-    """Return operations with the split that divides their price.
+    """Return (operation, split) pairs; the split divides the operation's price.
 
     A ring's operations replace its attention. They are counted per rank already.
     """
@@ -78,7 +78,7 @@ def split_operations(
 def select_priced(ring: Operations, *, measured: bool) -> Operations:
     """Return the operations to price.
 
-    A `measured` rate of ring attention is per query-key pair and includes everything that a rank
+    A `measured` rate for ring attention is per query-key pair and includes everything that a rank
     computes: then only the pairs count. Otherwise everything else does.
     """
     forward, backward = (

@@ -14,7 +14,6 @@ from ...trainer.run.layout_plan import (
     Planned,
     PlannedPhase,
     Predicted,
-    model_hash,
 )
 from ..division.pricing import PricedDivision, price_division
 from ..division.problem import Choice, Problem
@@ -117,7 +116,7 @@ def build_layout_plan(
     ways = [choice.name for choice in choices]
     return LayoutPlan(
         planned=Planned(
-            model=model_hash(first.model),
+            model=first.model_hash,
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
             executable=first.module is None and not any(way.sequence for way in ways),

@@ -51,7 +51,7 @@ def plan_timelines(
 
     `modules` are foreign modules that `model` stands for.
     """
-    if (digest := model_hash(model)) != plan.planned.model:
+    if (digest := modules.hash if modules else model_hash(model)) != plan.planned.model:
         raise PlanError(
             f"the plan is for model {plan.planned.model}, and this one is {digest}",
             hint=f"{modules.model.module} has changed since: plan it again"

@@ -66,8 +66,10 @@ class LayerMessages:
     def __init__(self, costs: Costs, grid: Grid) -> None:
         self.recorder = RecordingMachine(costs.machine)
         recorded_costs = costs.replace_machine(self.recorder)
-        self.engine, sharded = recorded_costs.sharded(grid.engine, grid.layout.pp, grid.degrees)
-        self.shards = sharded.layers
+        self.engine, parameters = recorded_costs.price_engine(
+            grid.engine, grid.layout.pp, grid.degrees
+        )
+        self.shards = parameters.layers
         self.layers = [
             [
                 *self._axis_messages(recorded_costs, grid, layer_kind),

@@ -193,7 +193,11 @@ def check_layers(plan: LayoutPlan, layers: int, file: str | Path) -> None:
 
 
 def model_hash(model: ModelConfig) -> str:
-    content = json.dumps(model_identity(model), sort_keys=True)
+    return hash_identity(model_identity(model))
+
+
+def hash_identity(identity: Mapping[str, Any]) -> str:
+    content = json.dumps(identity, sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
 
 
