@@ -1,4 +1,4 @@
-"""Pareto frontiers of memory and time for the choices of several layers."""
+"""Pareto frontiers in memory and time, for several layers' choices."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from .linear import ROUNDING
 from .problem import Choice, Integers, Numbers
 
 POINTS = 300
-"""Maximum number of selections per kind, in the first of two passes."""
+"""Maximum number of selections per kind in the first pass, which thins frontiers."""
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Selections of choices for some layers, by rising memory and falling time."""
+    """Selections, a choice per layer, by rising memory and falling time."""
 
     memory: Numbers
+    """Bytes [selections]."""
     time: Numbers
-    layers: int
+    """Seconds [selections]."""
+    num_layers: int
     counts: Callable[[int], list[int]]
     """Returns a selection's number of layers by choice; computed on demand, as few are needed."""
     complete: bool = True
@@ -28,8 +30,8 @@ class Frontier:
 
 
 FrontierCache = dict[tuple[object, ...], Frontier | None]
-"""Frontiers of identical layers, by their choices, the number of choices within the workspace,
-micro-batches in flight, and number of layers."""
+"""Frontiers for identical layers, by choices, number of choices within the workspace, micro-batches
+in flight, and number of layers."""
 EMPTY = Frontier(np.zeros(1), np.zeros(1), 0, lambda _: [])
 """The single selection for zero layers."""
 
@@ -50,8 +52,9 @@ def layer_frontier(choices: Sequence[Choice], in_flight: int, workspace: float) 
     return Frontier(memory[chosen], time[chosen], 1, counts)
 
 
-def join_frontiers(a: Frontier, b: Frontier, budget: float, *, alike: bool = False) -> Frontier:
-    """Return the frontier of both layer sets together; with `alike`, their layers have one kind."""
+def join_frontiers(a: Frontier, b: Frontier, budget: float, *, same_kind: bool = False) -> Frontier:
+    """Return the frontier for both layer sets together. With `same_kind`, counts by choice add up;
+    else they are concatenated."""
     memory = (a.memory[:, None] + b.memory).ravel()
     time = (a.time[:, None] + b.time).ravel()
     if budget < np.inf:
@@ -62,15 +65,15 @@ def join_frontiers(a: Frontier, b: Frontier, budget: float, *, alike: bool = Fal
     a_indices, b_indices = np.divmod(chosen, len(b.memory))
     counts = (
         _add_counts(a, b, a_indices, b_indices)
-        if alike
+        if same_kind
         else _concatenate_counts(a, b, a_indices, b_indices)
     )
-    layers = a.layers + b.layers
-    return Frontier(memory[chosen], time[chosen], layers, counts, a.complete and b.complete)
+    num_layers = a.num_layers + b.num_layers
+    return Frontier(memory[chosen], time[chosen], num_layers, counts, a.complete and b.complete)
 
 
 def thin_frontier(frontier: Frontier) -> Frontier:
-    """Return the fastest selection in each of `POINTS` equal memory spans."""
+    """Divide the memory into `POINTS` equal spans, and keep the fastest selection per span."""
     if len(frontier.memory) <= POINTS:
         return frontier
     smallest, largest = frontier.memory[0], frontier.memory[-1]
@@ -115,7 +118,7 @@ def _select(frontier: Frontier, indices: Integers) -> Frontier:
     return Frontier(
         frontier.memory[indices],
         frontier.time[indices],
-        frontier.layers,
+        frontier.num_layers,
         lambda number: frontier.counts(indices[number]),
         frontier.complete,
     )
@@ -128,13 +131,13 @@ class Prune:
         """`rate` is in seconds per byte. `base` is a layer's minimum cost, bytes included, by kind
         and micro-batches in flight."""
         self.rate, self.base, self.gap = rate, base, gap
-        self.known: FrontierCache = {}
+        self.cache: FrontierCache = {}
 
     def join_frontiers(self, a: Frontier, b: Frontier, kind: int, in_flight: int) -> Frontier:
-        """Join two frontiers for layers of one kind."""
+        """Join two frontiers for layers with the same kind."""
         base = self.base[kind, in_flight]
         a_waste, b_waste = (
-            frontier.time + self.rate * frontier.memory - base * frontier.layers
+            frontier.time + self.rate * frontier.memory - base * frontier.num_layers
             for frontier in (a, b)
         )
         order = np.argsort(b_waste, kind="stable")
@@ -142,19 +145,17 @@ class Prune:
         a_indices = np.repeat(np.arange(len(a_waste)), num_partners)
         begins = np.repeat(np.cumsum(num_partners) - num_partners, num_partners)
         b_indices = order[np.arange(len(a_indices)) - begins]
-        memory, time = (
-            a.memory[a_indices] + b.memory[b_indices],
-            a.time[a_indices] + b.time[b_indices],
-        )
+        memory = a.memory[a_indices] + b.memory[b_indices]
+        time = a.time[a_indices] + b.time[b_indices]
         chosen = _pareto_front(memory, time)
         counts = _add_counts(a, b, a_indices[chosen], b_indices[chosen])
-        return Frontier(memory[chosen], time[chosen], a.layers + b.layers, counts)
+        return Frontier(memory[chosen], time[chosen], a.num_layers + b.num_layers, counts)
 
 
 def _add_counts(
     a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
 ) -> Callable[[int], list[int]]:
-    """Return the counts for joined selections of one kind."""
+    """Return the counts for joined selections with the same kind, added up by choice."""
 
     def counts(number: int) -> list[int]:
         pairs = zip(a.counts(a_indices[number]), b.counts(b_indices[number]), strict=True)
@@ -166,13 +167,13 @@ def _add_counts(
 def _concatenate_counts(
     a: Frontier, b: Frontier, a_indices: Integers, b_indices: Integers
 ) -> Callable[[int], list[int]]:
-    """Return the counts for joined selections of two kinds, concatenated."""
+    """Return the counts for joined selections with two kinds, concatenated."""
     return lambda number: a.counts(a_indices[number]) + b.counts(b_indices[number])
 
 
 def _pareto_front(memory: Numbers, time: Numbers) -> Integers:
     """Return the indices on the Pareto front, by rising memory."""
-    order = np.argsort(memory, kind="stable")  # quick: sums of two frontiers are rising runs
+    order = np.argsort(memory, kind="stable")  # quick: joined frontiers consist of rising runs
     fastest = np.minimum.accumulate(time[order])
     faster = order[np.append(True, fastest[1:] < fastest[:-1])[: len(order)]]
     last = np.append(memory[faster[1:]] > memory[faster[:-1]], True)  # the fastest of equal sizes

@@ -1,9 +1,9 @@
 """Exact choices for a stage's layers: the shortest backward time within the memory.
 
-Layers of a kind are identical, so a stage's choices are counts of layers by kind and choice. State
-and activations add up over layers; only the largest workspace counts. For every limit of the
-workspace, the choices within it add up, and the Pareto frontier of memory and time for several
-layers follows from frontiers for fewer.
+Layers with the same kind are identical, so a stage's choices are counts by kind and choice. State
+and activations add up over layers; only the largest workspace counts. For every workspace limit,
+the choices within it add up, and the Pareto frontier in memory and time for several layers follows
+from frontiers for fewer.
 
 Large frontiers are subsampled first, which can overestimate the time. If the bound by linear
 programming allows a better solution, solve exactly on the points that reduced costs do not exclude:
@@ -33,32 +33,32 @@ from .linear import ROUNDING, LayerGroups, marginal_rate, min_seconds, workspace
 from .problem import Problem, StagePlan
 
 Ranges = Sequence[tuple[int, int]]
-"""First and end layer, by chunk of a stage."""
+"""First and end layer, by chunk in a stage."""
 Items = Sequence[tuple[int, int, int, int]]
 """Chunk, kind, micro-batches in flight, and number of layers."""
 
 
 class Knapsack:
-    """Best choices for the stages of a problem, with a cache."""
+    """Best choices for a problem's stages, with a cache."""
 
     def __init__(self, problem: Problem, cache: FrontierCache | None = None) -> None:
-        """`cache` has frontiers of problems that may have the same choices."""
+        """`cache` has frontiers from problems that may have the same choices."""
         self.problem = problem
         self.choices = [
             tuple((c.backward, c.state, c.activations, c.workspace) for c in kind.choices)
             for kind in problem.kinds
         ]
         """Choices without names, by kind."""
-        self.same = [self.choices.index(choices) for choices in self.choices]
-        """First kind with the same choices, by kind: calls of different shared blocks are equal."""
+        self.canonical_kinds = [self.choices.index(choices) for choices in self.choices]
+        """First kind with the same choices, by kind: calls to different shared blocks are equal."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
         self._cache = {} if cache is None else cache
         self._prune: Prune | None = None
         self._thin = False
-        """True if a frontier of the last selection was thinned."""
+        """True if the last selection used a thinned frontier."""
 
     def stage(self, stage: int, ranges: Ranges) -> StagePlan | None:
-        """Return the best plan of a stage; None if its layers do not fit into the memory."""
+        """Return a stage's best plan; None if its layers do not fit into the memory."""
         counts = [self._counts(first, end) for first, end in ranges]
         key = (stage, *counts)
         if key not in self._stages:
@@ -96,7 +96,7 @@ class Knapsack:
         for chunk, by_kind in enumerate(counts):
             for kind, count in enumerate(by_kind):
                 if count:
-                    key = chunk, self.same[kind]
+                    key = chunk, self.canonical_kinds[kind]
                     counts_by_choices[key] = counts_by_choices.get(key, 0) + count
         items = [
             (chunk, kind, in_flight[chunk], n) for (chunk, kind), n in counts_by_choices.items()
@@ -104,9 +104,8 @@ class Knapsack:
         items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
         budget = problem.stage_budget(stage) - state - activations
         best = self._fastest(items, budget, min_workspace)
-        for bound, workspace in (
-            [] if best is not None else self._limits(items, budget, min_workspace)
-        ):
+        limits = [] if best is not None else self._limits(items, budget, min_workspace)
+        for bound, workspace in limits:
             if math.isinf(bound) or (best is not None and bound >= best[0]):
                 break
             selection = self._solve_within(items, budget - workspace, workspace, bound)
@@ -130,9 +129,8 @@ class Knapsack:
             for kind, count in enumerate(by_kind):
                 if not count:
                     continue
-                split[chunk][kind] = numbers = _take_layers(
-                    unassigned[chunk, self.same[kind]], count
-                )
+                unassigned_counts = unassigned[chunk, self.canonical_kinds[kind]]
+                split[chunk][kind] = numbers = _take_layers(unassigned_counts, count)
                 forward[chunk] += count * problem.kinds[kind].forward
                 choices = problem.kinds[kind].choices
                 backward[chunk] += sum(
@@ -160,7 +158,8 @@ class Knapsack:
     def _fastest(
         self, items: Items, budget: float, min_workspace: float
     ) -> tuple[float, float, list[int]] | None:
-        """Return the fastest choice of every layer, if all of them fit."""
+        """Return time, memory and counts for the fastest choice in every layer; None if these do
+        not fit together."""
         time = memory = 0.0
         workspace = min_workspace
         chosen: list[int] = []
@@ -180,7 +179,7 @@ class Knapsack:
     def _solve_within(
         self, items: Items, budget: float, workspace: float, bound: float
     ) -> tuple[float, float, list[int]] | None:
-        """Return the minimum time within the budget; `bound` is its bound by linear programming."""
+        """Return `_select`'s result, solved exactly if `bound`, by linear programming, is lower."""
         self._thin = False
         quick = self._select(items, budget, workspace)
         if quick is None or not self._thin or quick[0] <= bound * (1 + ROUNDING):
@@ -210,7 +209,7 @@ class Knapsack:
     def _select(
         self, items: Items, budget: float, workspace: float
     ) -> tuple[float, float, list[int]] | None:
-        """Return the minimum time within the budget, its memory, and counts by item and choice."""
+        """Return the minimum time within the budget, the memory, and counts by item and choice."""
         frontiers: list[Frontier] = []
         for _, kind, in_flight, count in items:
             frontier = self._kind_frontier(kind, in_flight, count, workspace)
@@ -237,12 +236,11 @@ class Knapsack:
     def _kind_frontier(
         self, kind: int, in_flight: int, count: int, workspace: float
     ) -> Frontier | None:
-        """Return the frontier of `count` layers of a kind; None if no choice fits `workspace`."""
-        limit = bisect_right(
-            self.problem.kinds[kind].workspaces, workspace
-        )  # limits in between allow the same choices
-        key = self.choices[kind], limit, in_flight, count
-        cache = self._cache if self._prune is None else self._prune.known
+        """Return the frontier for `count` layers; None if no choice fits `workspace`."""
+        # Workspaces between two choices' allow the same choices.
+        num_allowed = bisect_right(self.problem.kinds[kind].workspaces, workspace)
+        key = self.choices[kind], num_allowed, in_flight, count
+        cache = self._cache if self._prune is None else self._prune.cache
         if key not in cache:
             cache[key] = self._multiply(kind, in_flight, count, workspace)
         frontier = cache[key]
@@ -257,7 +255,7 @@ class Knapsack:
         if half is None or remainder is None:
             return None
         if self._prune is None:
-            return thin_frontier(join_frontiers(half, remainder, np.inf, alike=True))
+            return thin_frontier(join_frontiers(half, remainder, np.inf, same_kind=True))
         return self._prune.join_frontiers(half, remainder, kind, in_flight)
 
 
@@ -266,7 +264,7 @@ def group_layers(items: Items) -> LayerGroups:
 
 
 def _take_layers(numbers: list[int], count: int) -> tuple[int, ...]:
-    """Take `count` layers, first choices first."""
+    """Take `count` layers from `numbers` (layers by choice), first choices first."""
     taken_counts = []
     for choice, n in enumerate(numbers):
         taken = min(n, count)
