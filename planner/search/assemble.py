@@ -1,4 +1,4 @@
-"""Plan files from solutions: choices by layer, time and memory by part."""
+"""Build plan files from solutions: choices by layer, time and memory by part."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ROUNDING = 1e-9
 
 
 class PhasePlan(NamedTuple):
-    """A plan as one phase runs it."""
+    """A plan as a phase runs it."""
 
     grid: Grid
     problem: Problem
     plan: PricedDivision
     timelines: Sequence[Timeline]
-    """Memory of a rank over a step, by stage."""
+    """A rank's memory over a step, by stage."""
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -71,15 +71,15 @@ def match_choices(problem: Problem, choices: Sequence[Choice]) -> list[Choice]:
 
 
 def time_by_part(problem: Problem, plan: PricedDivision) -> dict[str, float]:
-    """Return the seconds of the busiest stage by part; they add up to the price."""
+    """Return the busiest stage's seconds by part; they add up to the price."""
     m, ranges = problem.micro_batches, problem.ranges(plan.cuts)
     compute_times = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
     busiest = max(range(problem.stages), key=lambda stage: compute_times[stage])
     by_part: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     for chunk in problem.stage_chunks(busiest):
         for layer in range(*ranges[chunk]):
-            way: LayerPlan = plan.choices[layer].name
-            for pass_parts in (way.forward, way.backward):
+            layer_plan: LayerPlan = plan.choices[layer].name
+            for pass_parts in (layer_plan.forward, layer_plan.backward):
                 for part, seconds in pass_parts.items():
                     by_part[part] += m * seconds
         for end in problem.end_costs(chunk):
@@ -113,13 +113,13 @@ def build_layout_plan(
     hardware = first.machine.hardware
     by_phase = timelines or {first.phase.name: candidate.timelines}
     memory = peak_timeline([timeline for stages in by_phase.values() for timeline in stages])
-    ways = [choice.name for choice in choices]
+    layer_plans = [choice.name for choice in choices]
     return LayoutPlan(
         planned=Planned(
             model=first.model_hash,
             gpus=grid.shape.dp * grid.layout.shards,
             hardware=f"{hardware.file.name}#{hardware.digest}",
-            executable=first.module is None and not any(way.sequence for way in ways),
+            executable=first.module is None and not any(plan.sequence for plan in layer_plans),
             module=first.module,
             phases=tuple(
                 PlannedPhase(
@@ -135,7 +135,7 @@ def build_layout_plan(
         layout=replace(grid.layout, cuts=cuts or None),
         engine=grid.engine,
         micro_batch_tokens=grid.shape.rows * first.phase.seq_len // grid.layout.cp,
-        layers=tuple(_group_layers(ways)),
+        layers=tuple(_group_layers(layer_plans)),
         predicted=Predicted(
             seconds=division.price,
             bound=candidate.solution.bound,
@@ -147,10 +147,10 @@ def build_layout_plan(
     )
 
 
-def _group_layers(ways: Sequence[LayerPlan]) -> Iterator[LayerSpan]:
+def _group_layers(layer_plans: Sequence[LayerPlan]) -> Iterator[LayerSpan]:
     first = 0
-    for (rule, reshard, sequence), alike in groupby(ways, lambda way: way.key):
-        count = len(list(alike))
+    for (rule, reshard, sequence), equal_plans in groupby(layer_plans, lambda plan: plan.key):
+        count = len(list(equal_plans))
         yield LayerSpan(
             layers=(first, first + count - 1), recompute=rule, reshard=reshard, sequence=sequence
         )

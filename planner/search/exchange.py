@@ -1,8 +1,8 @@
-"""Better choices for single layers, by the timeline of a step.
+"""Improve a plan's choices for single layers, by the step's timeline.
 
-A search adds up the bytes of a stage's layers, plus the largest workspace among them. The timeline
-also knows where a layer stands. The last layer runs its backward pass first: its recomputed results
-are alive at the peak in any case, so keeping them may cost nothing. Single layers, and pairs, take
+A search adds up the bytes in a stage's layers, plus their largest workspace. The timeline also
+knows a layer's position. The last layer runs its backward pass first: its recomputed results are
+alive at the peak in any case, so keeping them may cost nothing. Single layers, and pairs, take
 faster choices as long as the plan still fits.
 """
 
@@ -21,11 +21,12 @@ from ..grid.grid import Grid
 from ..prices.layers import Costs
 
 COUNTED_LAYERS = 150
-"""Layers in all timelines that are counted for a plan: 30 timelines of 5 layers, 3 of 50."""
+"""Maximum number of layers in all timelines counted for a plan: 30 timelines for 5 layers, 3 for
+50."""
 
 
 class PricedPlan(NamedTuple):
-    """A choice for every layer, with the seconds and the memory of the step."""
+    """A choice for every layer, with the step's seconds and memory."""
 
     price: float
     stages: tuple[StagePlan, ...]
@@ -50,7 +51,7 @@ def exchange_choices(
     """Improve a plan greedily: take the first move that shortens the step and fits, then begin
     again from the result."""
     num_timelines = COUNTED_LAYERS // len(problem.layers)
-    neighbours = _neighbours(problem, cuts, plan)
+    neighbours = _enumerate_neighbours(problem, cuts, plan)
     while num_timelines and (choices := next(neighbours, None)) is not None:
         division = price_division(problem, cuts, choices)
         if division.price >= plan.price:
@@ -59,22 +60,25 @@ def exchange_choices(
         timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
         if max(timeline.highest for timeline in timelines) <= problem.budget:
             plan = PricedPlan(division.price, division.stages, choices, timelines)
-            neighbours = _neighbours(problem, cuts, plan)
+            neighbours = _enumerate_neighbours(problem, cuts, plan)
     return plan
 
 
-def _neighbours(problem: Problem, cuts: Cuts, plan: PricedPlan) -> Iterator[Sequence[Choice]]:
-    """Yield the choices after a move of one layer, fastest first, then after moves of two layers
-    that exchange memory."""
-    alike: defaultdict[Hashable, list[int]] = defaultdict(list)
+def _enumerate_neighbours(
+    problem: Problem, cuts: Cuts, plan: PricedPlan
+) -> Iterator[Sequence[Choice]]:
+    """Yield the choices after a move by a single layer, fastest first, then after moves by two
+    layers that exchange memory."""
+    identical_layers: defaultdict[Hashable, list[int]] = defaultdict(list)
     for chunk, (begin, end) in enumerate(problem.ranges(cuts)):
         for layer in range(begin, end):
-            alike[chunk, problem.layers[layer], plan.choices[layer].name.key].append(layer)
-    # Among identical layers of a chunk with the same choice, only the first and the last change.
-    ends = sorted({layer for layers in alike.values() for layer in (layers[0], layers[-1])})
+            key = chunk, problem.layers[layer], plan.choices[layer].name.key
+            identical_layers[key].append(layer)
+    # Among identical layers in a chunk with the same choice, only the first and the last change.
+    ends = {layer for layers in identical_layers.values() for layer in (layers[0], layers[-1])}
     single_moves = [
         Move(old.backward - new.backward, new.activations - old.activations, {layer: new})
-        for layer in ends
+        for layer in sorted(ends)
         for old in [plan.choices[layer]]
         for new in problem.kinds[problem.layers[layer]].choices
         if new is not old
@@ -86,7 +90,7 @@ def _neighbours(problem: Problem, cuts: Cuts, plan: PricedPlan) -> Iterator[Sequ
         stage_layers = {layer for begin, end in ranges for layer in range(begin, end)}
         stage_moves = [move for move in single_moves if stage_layers.issuperset(move.choices)]
         pairs = [
-            _pair(first, second)
+            _combine_moves(first, second)
             for first, second in combinations(stage_moves, 2)
             if first.choices.keys() != second.choices.keys()
             and first.added_bytes + second.added_bytes <= free
@@ -94,7 +98,7 @@ def _neighbours(problem: Problem, cuts: Cuts, plan: PricedPlan) -> Iterator[Sequ
         yield from _apply_fastest_first(plan, pairs)
 
 
-def _pair(first: Move, second: Move) -> Move:
+def _combine_moves(first: Move, second: Move) -> Move:
     return Move(
         first.saved_seconds + second.saved_seconds,
         first.added_bytes + second.added_bytes,

@@ -1,4 +1,4 @@
-"""Plans for a request: the best for every phase, and the best that serves all phases."""
+"""Make plans for a request: the best for every phase, and the best that serves all phases."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .assemble import (
     match_choices,
     peak_timeline,
 )
-from .outcome import Candidate, Outcome
+from .outcome import Candidate, SearchOutcome
 from .proof.nearest import find_nearest
 from .proof.refused import explain_refusal
 from .search import search
@@ -46,14 +46,14 @@ class PlanRequest:
     gpus: int
     phases: Sequence[PhaseRows]
     memory: float = 0.9
-    """Fraction of a device's usable memory."""
+    """Fraction of usable memory per device."""
     roofline: bool = False
     simulate: bool = False
     modules: TracedModules | None = None
-    """Modules of another program, instead of a model."""
+    """Another program's modules, instead of a model."""
 
     def costs(self, machine: Machine, phase: PhaseRows) -> Costs:
-        """Return the costs of a phase on the cluster."""
+        """Return a phase's costs on the cluster."""
         if self.modules is not None:
             return ModuleCosts(self.modules, self.run, machine, phase)
         return Costs(self.model, self.run, machine, phase)
@@ -79,10 +79,10 @@ def uniform_phase(seq_len: int, rows: int) -> PhaseRows:
 
 @dataclass(frozen=True)
 class PhaseSearch:
-    """Search of one phase, which has candidates."""
+    """A phase's search, which has candidates."""
 
     costs: Costs
-    outcome: Outcome
+    outcome: SearchOutcome
 
     @property
     def best(self) -> Candidate:
@@ -96,7 +96,7 @@ class Plans:
 
     request: PlanRequest
     phases: Sequence[PhaseSearch]
-    """Searches of phases that differ in length or batch."""
+    """Searches by phase; phases with equal length and batch are one."""
     best: LayoutPlan | None
     """Plan that serves all phases; None if every phase needs its own."""
     by_phase: Sequence[LayoutPlan]
@@ -113,7 +113,7 @@ def make_plans(request: PlanRequest) -> Plans:
         costs = request.costs(machine, phase)
         outcome = search(costs, request.gpus, request.budget, simulate=request.simulate)
         if not outcome.candidates:
-            raise no_plan_error(request, costs, outcome)
+            raise build_no_plan_error(request, costs, outcome)
         phases.append(PhaseSearch(costs, outcome))
     by_phase = [
         build_layout_plan(
@@ -128,7 +128,7 @@ def make_plans(request: PlanRequest) -> Plans:
 
 
 def build_machine(request: PlanRequest) -> Machine:
-    """Return the costs of the cluster in the run's precision."""
+    """Return the cluster's prices in the run's precision."""
     run = request.run
     fp8 = run.fp8 or PRECISIONS[run.precision].fp8
     if fp8 is not None and fp8.matrices != "all":
@@ -171,16 +171,16 @@ def find_joint_plan(
         return None, ()
     _, source, candidate, phase_plans = best
     costs = [source.costs, *(phase.costs for phase in phases if phase is not source)]
-    by_name = dict(zip((p.costs.phase.name for p in phases), phase_plans, strict=True))
-    seconds = {name: phase_plan.plan.price for name, phase_plan in by_name.items()}
-    timelines = {name: phase_plan.timelines for name, phase_plan in by_name.items()}
+    names = [phase.costs.phase.name for phase in phases]
+    seconds = {name: plan.plan.price for name, plan in zip(names, phase_plans, strict=True)}
+    timelines = {name: plan.timelines for name, plan in zip(names, phase_plans, strict=True)}
     return build_layout_plan(costs, seconds, candidate, timelines), phase_plans
 
 
 def _run_in_phases(
     request: PlanRequest, phases: Sequence[PhaseSearch], source: PhaseSearch, candidate: Candidate
 ) -> Iterator[PhasePlan]:
-    """Yield the plan of a candidate in every phase that it can run."""
+    """Yield the candidate's plan in every phase that it can run."""
     layout = candidate.grid.layout
     tokens = candidate.grid.shape.rows * source.costs.phase.seq_len // layout.cp
     choices = candidate.choices
@@ -190,15 +190,15 @@ def _run_in_phases(
             continue
         grid = make_grid(layout, candidate.grid.engine, tokens, request.gpus, phase)
         problem = costs.problem(grid, request.budget, simulate=request.simulate, all_choices=True)
-        cuts, ways = candidate.solution.cuts, [choice.name for choice in choices]
-        timelines = costs.timelines(grid, cuts, ways)
+        cuts, layer_plans = candidate.solution.cuts, [choice.name for choice in choices]
+        timelines = costs.timelines(grid, cuts, layer_plans)
         if peak_timeline(timelines).highest <= request.budget:
             division = price_division(problem, cuts, match_choices(problem, choices))
             yield PhasePlan(grid, problem, division, timelines)
 
 
-def no_plan_error(
-    request: PlanRequest, costs: Costs, outcome: Outcome, settings: Settings | None = None
+def build_no_plan_error(
+    request: PlanRequest, costs: Costs, outcome: SearchOutcome, settings: Settings | None = None
 ) -> PlanError:
     """Return an error that names what the nearest layout exceeds."""
     phase = costs.phase
@@ -214,19 +214,19 @@ def no_plan_error(
     by_state = outcome.states == outcome.grids
     nearest = find_nearest(costs, request.gpus, request.budget, settings, by_state=by_state)
     on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
-    parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in nearest.parts.items())
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in nearest.parts.items())
     excess = format_bytes(round(nearest.bytes - request.budget))
     return PlanError(
         f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",
         where=f"\n    the nearest needs {format_bytes(nearest.bytes)}{on_stage}, {excess} too "
-        f"much: {nearest.grid.name()}\n    {parts}\n    {_describe_proof(outcome)}",
+        f"much: {nearest.grid.name()}\n    {sizes}\n    {_describe_proof(outcome)}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 
 
-def _describe_proof(outcome: Outcome) -> str:
-    """Return why no layout fits, with the number of layouts for each reason."""
+def _describe_proof(outcome: SearchOutcome) -> str:
+    """Return why no layout fits, with a number of layouts per reason."""
     if undecided := outcome.undecided:
         return f"not proven for {len(undecided)} of them, such as {undecided[0].name()}"
     counted = outcome.grids - outcome.states
@@ -255,7 +255,8 @@ def explain(plans: Plans, settings: Settings) -> list[tuple[PhaseSearch, Candida
         if outcome.candidates:
             explained.append((phase, outcome.candidates[0]))
         else:
-            explained.append((phase, no_plan_error(request, phase.costs, outcome, settings)))
+            error = build_no_plan_error(request, phase.costs, outcome, settings)
+            explained.append((phase, error))
     return explained
 
 
@@ -264,8 +265,8 @@ def plans_to_simulate(
     explained: Sequence[tuple[PhaseSearch, Candidate | PlanError]],
     settings_text: str | None,
 ) -> list[tuple[str, PhaseSearch, PhasePlan]]:
-    """Return plans with their titles: the best of each phase, the joint plan in each phase where it
-    differs, and the plans that --explain found with `settings_text`."""
+    """Return titled plans: the best for each phase, the joint plan in each phase where it differs,
+    and the plans that --explain found with `settings_text`."""
     best = [
         (f"phase {phase.costs.phase.name}", phase, build_phase_plan(phase.best))
         for phase in plans.phases

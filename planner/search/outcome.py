@@ -1,4 +1,4 @@
-"""Results of a search: candidates, best first, and the reasons for refused layouts."""
+"""A search's result: candidates, best first, and the reasons for refused layouts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..grid.grid import Grid
 
 @dataclass(frozen=True)
 class Candidate:
-    """A finished plan: a division of a grid, priced by events."""
+    """A finished plan: a grid's division, priced by events."""
 
     grid: Grid
     problem: Problem
     solution: Solution
     timelines: Sequence[Timeline]
-    """Memory of a rank over a step, by stage."""
+    """A rank's memory over a step, by stage."""
     assigned_choices: Sequence[Choice] | None = None
-    """A choice for every layer, if timelines decided instead of sums of bytes."""
+    """A choice for every layer, if timelines decided instead of added bytes."""
 
     @property
     def choices(self) -> list[Choice]:
@@ -32,9 +32,7 @@ class Candidate:
 
 
 @dataclass
-class Outcome:
-    """Result of a search."""
-
+class SearchOutcome:
     candidates: list[Candidate] = field(default_factory=list)
     """Best first."""
     refused: Counter[str] = field(default_factory=Counter)
@@ -42,12 +40,12 @@ class Outcome:
     shapes: int = 0
     grids: int = 0
     solved: int = 0
-    """Number of grids whose divisions were searched."""
+    """Grids with searched divisions."""
     undecided: list[Grid] = field(default_factory=list)
     """Layouts with neither a fitting plan nor a proof that none fits. Filled only without
     candidates."""
     states: int = 0
-    """Number of grids whose state alone exceeds the budget."""
+    """Grids where the state alone exceeds the budget."""
 
 
 def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:
@@ -63,7 +61,7 @@ def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:
             problem.stage_chunks(stage), stage_plan.counts, strict=True
         ):
             queues = {
-                kind: _largest_workspace_first(problem, kind, counts)
+                kind: _sort_by_workspace(problem, kind, counts)
                 for kind, counts in enumerate(counts_by_kind)
             }
             for layer in range(*layer_ranges[chunk]):
@@ -71,7 +69,8 @@ def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:
     return [choice for choice in choices if choice is not None]
 
 
-def _largest_workspace_first(problem: Problem, kind: int, counts: Sequence[int]) -> list[Choice]:
+def _sort_by_workspace(problem: Problem, kind: int, counts: Sequence[int]) -> list[Choice]:
+    """Return the chosen choices, one per layer, largest workspace first."""
     pairs = zip(problem.kinds[kind].choices, counts, strict=True)
     choices = (choice for choice, count in pairs for _ in range(count))
     return sorted(choices, key=lambda choice: -choice.workspace)

@@ -32,7 +32,7 @@ from ..grid.grid import Grid, LayoutShape, enumerate_shapes
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs
 from .exchange import PricedPlan, exchange_choices
-from .outcome import Candidate, Outcome, choices_by_layer
+from .outcome import Candidate, SearchOutcome, choices_by_layer
 from .proof.min_memory import FittingPlan, build_floors, prove
 
 BEST = 10
@@ -63,7 +63,7 @@ def search(
     settings: Settings | None = None,
     num_best: int = BEST,
     simulate: bool = False,
-) -> Outcome:
+) -> SearchOutcome:
     """Return the best plans within `budget` bytes per device."""
     return LayoutSearch(costs, num_gpus, budget, settings, num_best, simulate).run()
 
@@ -82,7 +82,7 @@ class LayoutSearch:
     ) -> None:
         self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
         self.settings, self.num_best, self.simulate = settings, num_best, simulate
-        self.outcome = Outcome()
+        self.outcome = SearchOutcome()
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         """Bound, order of arrival, and the method that expands the node."""
         self._arrivals = count()
@@ -91,7 +91,7 @@ class LayoutSearch:
         self._state_fits: dict[tuple[object, ...], bool] = {}
         self._problems: dict[tuple[int, int, bool], Problem] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> SearchOutcome:
         """Expand nodes until none has a bound below the worst of the best candidates."""
         self._push_shapes()
         while self._heap:

@@ -1,7 +1,7 @@
-"""A fitting plan of a layout, or a proof that none fits, by the timelines of its stages.
+"""Find a plan that fits in a layout, or prove that none does, by the stages' timelines.
 
-Activations and workspaces depend on recompute rules. `min_passes` returns the lower envelope of a
-layer's memory over several rules. A stage that exceeds the budget with such layers has no plan.
+Activations and workspaces depend on recompute rules. `min_passes` returns a layer's lower envelope
+over several rules. A stage that exceeds the budget with such layers has no plan.
 Otherwise it is tried with real rules; if none fits, branch and bound splits the rules of the layer
 at the peak.
 """
@@ -22,15 +22,17 @@ from ...prices.layers import Costs
 from ...traces.work import RULES
 from .floors import Floors, MinActivations, Ranges, cut_greedily, interleaved_cuts
 
-BRANCHES, COUNTED = 60, 200
-"""Maximum number of timelines counted before a stage, or a layout, stays undecided. Models with few
-layers may count as many as have SMALL layers together."""
-SMALL = 3_000
-BEGINNINGS = 3_000
+MAX_TIMELINES = 60
+"""Maximum number of timelines counted before a stage stays undecided. If the model has few layers,
+the maximum is `MAX_TIMELINE_LAYERS` layers in all timelines."""
+MAX_TIMELINE_LAYERS = 3_000
+MAX_STAGES = 200
+"""Maximum number of different stages searched before a layout stays undecided."""
+MAX_PARTIAL_CUTS = 3_000
 """Maximum number of partial interleaved divisions tried."""
-Alike = tuple[int, tuple[tuple[tuple[int, ...], bool], ...]]
-"""A stage, and the kinds of the layers in its chunks. The position of the layers matters only for
-whether a later layer calls a shared module."""
+StageKey = tuple[int, tuple[tuple[tuple[int, ...], bool], ...]]
+"""A stage, and by chunk its layers' kinds, and True if any layer from its first on calls a shared
+module: the layers' position matters for nothing else."""
 
 
 class Undecided(Exception):
@@ -46,17 +48,17 @@ class FittingPlan:
 
 
 def min_passes(rule_passes: Sequence[Passes]) -> Passes:
-    """Return the lower envelope of a layer's memory over several rules: passes that are never above
+    """Return a layer's lower envelope over several rules: passes that never need more memory than
     any of these."""
-    kept = min(passes.activations for passes in rule_passes)
-    forward = PassSegment(min(find_peak(passes.forward) for passes in rule_passes), kept)
+    activations = min(passes.activations for passes in rule_passes)
+    forward = PassSegment(min(find_peak(passes.forward) for passes in rule_passes), activations)
     levels = [passes.activations for passes in rule_passes]
-    level_before, backward = kept, []
-    for pieces in zip(*(passes.backward for passes in rule_passes), strict=True):
-        gradient, size = pieces[0].gradient, pieces[0].size
-        assert all((p.gradient, p.size) == (gradient, size) for p in pieces), "one order"
-        peak = min(level + piece.high for level, piece in zip(levels, pieces, strict=True))
-        levels = [level + piece.change for level, piece in zip(levels, pieces, strict=True)]
+    level_before, backward = activations, []
+    for segments in zip(*(passes.backward for passes in rule_passes), strict=True):
+        gradient, size = segments[0].gradient, segments[0].size
+        assert all((s.gradient, s.size) == (gradient, size) for s in segments), "one order"
+        peak = min(level + segment.high for level, segment in zip(levels, segments, strict=True))
+        levels = [level + segment.change for level, segment in zip(levels, segments, strict=True)]
         level = min(levels)
         backward.append(PassSegment(peak - level_before, level - level_before, gradient, size))
         level_before = level
@@ -64,7 +66,7 @@ def min_passes(rule_passes: Sequence[Passes]) -> Passes:
 
 
 class MinMemory:
-    """Timelines of a layout with the minimum over recompute rules."""
+    """A layout's timelines with the minimum over recompute rules."""
 
     def __init__(self, costs: Costs, grid: Grid, *, rows: int | None = None) -> None:
         """`rows` replaces the rows per micro-batch, and gives lower bounds for more rows."""
@@ -74,7 +76,7 @@ class MinMemory:
             self.grid = replace(grid, shape=replace(grid.shape, rows=rows))
         self.split, self.ep = self.grid.shape.split, grid.layout.ep
         self.layers = len(costs.trace.layers)
-        self._stages: dict[Alike, Sequence[int] | None] = {}
+        self._stages: dict[StageKey, Sequence[int] | None] = {}
         """Rules that make a stage fit, by layer."""
         self._min_passes: dict[tuple[int, frozenset[int]], Passes] = {}
 
@@ -128,10 +130,10 @@ class MinMemory:
         """Return indices into RULES for a stage's layers so that it fits; None if it cannot. The
         budget is the same in all calls."""
         kinds = self.costs.trace.layers
-        called = self.floors.called
-        key = stage, tuple((kinds[a:b], any(called[a:])) for a, b in ranges)
+        modules = self.floors.layer_modules
+        key = stage, tuple((kinds[first:end], any(modules[first:])) for first, end in ranges)
         if key not in self._stages:
-            if len(self._stages) >= COUNTED:
+            if len(self._stages) >= MAX_STAGES:
                 raise Undecided
             self._stages[key] = self._search_rules(cuts, stage, ranges, budget)
         return self._stages[key]
@@ -139,31 +141,31 @@ class MinMemory:
     def _search_rules(
         self, cuts: Cuts, stage: int, ranges: Ranges, budget: float
     ) -> Sequence[int] | None:
-        """Branch and bound over sets of allowed rules, one set per layer."""
+        """Branch and bound over sets with allowed rules, a set per layer."""
         stage_layers = [layer for first, end in ranges for layer in range(first, end)]
-        tried = 0
-        todo = [[frozenset(range(len(RULES)))] * self.layers]
-        while todo:
-            allowed = todo.pop()
-            tried += 1
+        num_timelines = 0
+        stack = [[frozenset(range(len(RULES)))] * self.layers]
+        while stack:
+            allowed = stack.pop()
+            num_timelines += 1
             if self.stage(cuts, stage, allowed).highest > budget:
                 continue
             best: tuple[int, Timeline, Sequence[frozenset[int]]] | None = None
             for rule in range(len(RULES)):
                 fixed = [rules & {rule} or frozenset({min(rules)}) for rules in allowed]
                 timeline = self.stage(cuts, stage, fixed)
-                tried += 1
+                num_timelines += 1
                 if timeline.highest <= budget:
                     return [min(fixed[layer]) for layer in stage_layers]
                 if best is None or timeline.highest < best[0]:
                     best = timeline.highest, timeline, fixed
-            if tried > max(BRANCHES, SMALL // self.layers):
+            if num_timelines > max(MAX_TIMELINES, MAX_TIMELINE_LAYERS // self.layers):
                 raise Undecided
             assert best is not None
             layer = self._choose_branch(best[1], stage_layers, allowed)
             used = best[2][layer]
             for rules in (allowed[layer] - used, used):
-                todo.append([*allowed[:layer], rules, *allowed[layer + 1 :]])
+                stack.append([*allowed[:layer], rules, *allowed[layer + 1 :]])
         return None
 
     def _choose_branch(
@@ -176,21 +178,21 @@ class MinMemory:
 
 
 def trace_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
-    """Return the passes of all layers under every rule, in this layout."""
+    """Return all layers' passes under every rule, in this layout."""
     split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
     traces = costs.memory.footprints.traces(split, ep, linear)
     return {rule: traces.whole([rule] * len(costs.trace.layers)) for rule in RULES}
 
 
 def build_floors(costs: Costs, grid: Grid, activations: MinActivations | None = None) -> Floors:
-    """Return the memory floors of a layout; without `activations`, those of its state."""
+    """Return a layout's memory floors; without `activations`, they count its state alone."""
     parts = costs.memory.sample_parts(grid.engine, grid.layout.pp, grid.degrees, edges=False)
-    calls = [layer.operators.get("shared") for layer in costs.kinds]
-    return Floors(grid, costs.trace.layers, calls, parts, activations)
+    kind_modules = [layer.operators.get("shared") for layer in costs.kinds]
+    return Floors(grid, costs.trace.layers, kind_modules, parts, activations)
 
 
 def isolate_stage(stage: int, first: int, end: int, stages: int, layers: int) -> Cuts:
-    """Return cuts that give one stage exactly the layers [first, end); one chunk per stage."""
+    """Return cuts that give a stage exactly the layers [first, end), with a chunk per stage."""
     before = (*range(1, stage), first) if stage else ()
     after = (end, *range(layers - (stages - 2 - stage), layers)) if stage < stages - 1 else ()
     return (*before, *after)
@@ -226,7 +228,7 @@ def find_fitting_plan(memory: MinMemory, budget: float) -> FittingPlan | None:
 
 
 def _find_interleaved_plan(memory: MinMemory, budget: float) -> FittingPlan | None:
-    for cuts in interleaved_cuts(memory.floors, budget, BEGINNINGS):
+    for cuts in interleaved_cuts(memory.floors, budget, MAX_PARTIAL_CUTS):
         if cuts is None:
             raise Undecided
         if (plan := _assign_rules(memory, cuts, budget)) is not None:
@@ -258,7 +260,7 @@ class Proof:
 
 
 def prove(costs: Costs, grids: Iterable[Grid], budget: float) -> Proof:
-    """Decide which of these layouts fit.
+    """Decide which layouts fit.
 
     Layouts that differ only in rows per micro-batch are first bounded together, by the fewest rows
     and the fewest micro-batches among them.

@@ -1,4 +1,4 @@
-"""The layout with the smallest peak memory, for errors where none fits."""
+"""Find the layout with the smallest peak memory, for errors where none fits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from ...prices.layers import Costs
 from ...traces.work import RULES
 from .min_memory import build_floors
 
-COUNTED, STATES = 12, 3
-"""Maximum number of layouts counted, and the maximum where the state of all exceeds the budget."""
-BLOCKS: Sequence[Rule] = ("operator", "block")
-"""Rules counted in the second case: those with the fewest activations."""
-BEGINNINGS = 2_000
+MAX_LAYOUTS = 12
+"""Maximum number of layouts counted."""
+MAX_LAYOUTS_BY_STATE = 3
+"""The maximum where the state alone decides."""
+BY_STATE_RULES: Sequence[Rule] = ("operator", "block")
+"""Rules counted where the state alone decides: they have the fewest activations."""
+MAX_PARTIAL_DIVISIONS = 2_000
 """Maximum number of partial interleaved divisions tried."""
 
 
@@ -43,18 +45,22 @@ def find_nearest(
     """Return the counted layout with the smallest peak memory; each uses one recompute rule for all
     layers.
 
-    Layouts are counted in the order of their lower bounds: by state alone, if that decides
-    (`by_state`; stages are then even), else by the division with the smallest sum of bytes. More
-    rows per micro-batch need no less, and GPipe keeps no fewer micro-batches alive than 1F1B.
+    Layouts are counted by rising lower bounds: by state alone, if that decides (`by_state`; stages
+    are then even), else by the division that adds up to the fewest bytes. More rows per micro-batch
+    need no less, and GPipe has no fewer micro-batches in flight than 1F1B.
     """
     if by_state:
         grids = list(_smallest_grids(costs, gpus, settings))
-        # Of states that are nearly equal, tensor ranks divide weights and activations most.
+        # Where states are nearly equal, tensor ranks divide weights and activations most.
         grids.sort(key=lambda g: (round(build_floors(costs, g).mean / budget, 2), -g.layout.tp))
         num_layers = len(costs.trace.layers)
-        divisions = [(g, even_cuts(num_layers, g.layout.all_chunks)) for g in grids[:STATES]]
-        counted = (_count_memory(costs, grid, cuts, BLOCKS) for grid, cuts in divisions)
-        return min(counted, key=lambda layout: layout.bytes)
+        layouts = (
+            _count_memory(
+                costs, grid, even_cuts(num_layers, grid.layout.all_chunks), BY_STATE_RULES
+            )
+            for grid in grids[:MAX_LAYOUTS_BY_STATE]
+        )
+        return min(layouts, key=lambda layout: layout.bytes)
     queue: list[tuple[float, int, Grid, Cuts | None]] = []
     arrivals, num_counted = count(), 0
     for grid in _smallest_grids(costs, gpus, settings):
@@ -62,7 +68,7 @@ def find_nearest(
         queue.append((bound, next(arrivals), grid, None))
     heapq.heapify(queue)
     best: Nearest | None = None
-    while queue and num_counted < COUNTED:
+    while queue and num_counted < MAX_LAYOUTS:
         bound, _, grid, cuts = heapq.heappop(queue)
         if best is not None and bound >= best.bytes:
             break
@@ -73,7 +79,7 @@ def find_nearest(
             continue
         problem = costs.problem(grid, budget)
         if problem.chunks > 1:
-            division = find_min_memory_division(problem, max_nodes=BEGINNINGS)
+            division = find_min_memory_division(problem, max_nodes=MAX_PARTIAL_DIVISIONS)
             bound, cuts = division.bytes, division.cuts
         else:
             bound, cuts = find_min_memory_cuts(problem)
@@ -91,15 +97,15 @@ def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Itera
             continue
         for grid in select_grids(costs.grids(shape, gpus), settings):
             key = id(grid.engine), grid.layout
-            asked = settings and "schedule" in settings
-            lean = grid.layout.pipeline_schedule.can_save_memory or asked
-            if lean and key not in seen:  # rows come in rising order
+            is_requested = settings and "schedule" in settings
+            may_be_nearest = grid.layout.pipeline_schedule.can_save_memory or is_requested
+            if may_be_nearest and key not in seen:  # rows come in rising order
                 seen.add(key)
                 yield grid
 
 
 def _count_memory(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -> Nearest:
-    """Return the memory of a division with the best single rule for all layers."""
+    """Return a division's memory with the best single rule for all layers."""
     engine, num_layers = grid.engine, len(costs.trace.layers)
     timelines_by_rule = [
         costs.memory.timelines(grid, engine, cuts, [rule] * num_layers) for rule in rules
@@ -111,7 +117,7 @@ def _count_memory(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -
 
 
 def memory_bound(problem: Problem) -> float:
-    """Return a lower bound on the bytes of the fullest stage: the mean over stages."""
+    """Return a lower bound on the fullest stage's bytes: the mean over stages."""
     state = sum(
         min(choice.state + choice.activations for choice in problem.kinds[kind].choices)
         for kind in problem.layers

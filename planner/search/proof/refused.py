@@ -10,14 +10,16 @@ from typing import Any
 from ...grid.grid import LayoutShape, enumerate_shapes, enumerate_unchecked_grids, find_refusal
 from ...grid.settings import Settings, has_settings, may_match_shape
 from ...prices.layers import Costs
-from ..outcome import Outcome
+from ..outcome import SearchOutcome
 
 SHOWN = 5
 """Maximum number of reasons named."""
 
 
-def explain_refusal(costs: Costs, gpus: int, outcome: Outcome, settings: Settings) -> list[str]:
-    """Return why a search for these settings found no layout: the first kind of reason that holds.
+def explain_refusal(
+    costs: Costs, gpus: int, outcome: SearchOutcome, settings: Settings
+) -> list[str]:
+    """Return why a search for these settings found no layout, by the first reason that holds.
 
     1. The degrees contradict the devices, the model or the rows.
     2. The engine refuses all layouts that have the settings.
