@@ -1,8 +1,8 @@
-"""Fused kernels, a file each. The *twin* of a kernel is its reference implementation in plain
-torch; the kernel's docstring names it.
+"""Fused kernels, a file each. A kernel's *twin* is its reference implementation in plain torch; the
+kernel's docstring names it.
 
 A kernel is a custom op, which torch.compile keeps whole in its graph: it checks and lays out its
-tensors, and launches the Triton programs of the same name in programs/.
+tensors, and launches the Triton programs in programs/, in a file with the same name.
 """
 
 KERNELS = (

@@ -1,4 +1,4 @@
-"""Long causal filters with their gates, by Fourier transforms of whole documents.
+"""Gated long causal filters: Fourier transforms over whole documents.
 
     y = q ⊙ (h ∗ w + skip ⊙ w),  w = k ⊙ v            free-form Hyena-LI
 
@@ -46,7 +46,7 @@ MIN_TRANSFORM_TOKENS = 32
 DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
 """The number of launches depends on the documents, so CUDA graphs must leave the op out."""
 TOKENS, CHANNELS = 64, 32
-"""Size of a tile: 64 bytes of bf16 in the rows, 256 bytes of fp32 in the transforms."""
+"""Tile size: 64 bytes in bf16 rows, 256 bytes in fp32 transforms."""
 
 
 @cache
@@ -159,17 +159,17 @@ class TransformBatch:
     """Transforms of one size: documents of similar lengths, in a range of the channels."""
 
     document_begins: Tensor
-    """int64: index of the first token of each document, among the tokens of all rows."""
+    """int64: each document's first token, as an index into all rows' tokens."""
     document_lengths: Tensor
-    """int64: tokens of each document."""
+    """int64: tokens per document."""
     num_transforms: int
     """Transforms per channel. Those after one per document are not used."""
     max_length: int
-    """Upper bound of the tokens of a document."""
+    """Upper bound on a document's tokens."""
     size: int
     """Numbers per transform."""
     width: int
-    """Channels of a row."""
+    """Channels per row."""
     channel_range: slice
     """Channels of the batch."""
 

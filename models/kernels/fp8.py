@@ -17,7 +17,7 @@ from .op import op
 
 E4M3 = torch.float8_e4m3fn
 MAX_WIDTH = 1 << 16
-"""Limit of the kernel: numbers of a row, which must fit a program's registers."""
+"""Kernel limit: numbers per row, which must fit a program's registers."""
 
 
 class Quantized(NamedTuple):
@@ -48,7 +48,7 @@ def unsupported_reason(width: int) -> str | None:
 @op("fp8_rows")
 def fp8_rows(x: Tensor, gains: Tensor | None, highest: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return x · gains in FP8: values [..., width] and scales [..., 1]. x [..., width], gains
-    [width]. `highest` [..., 1] is max |x · gains| of a row, where ranks share rows."""
+    [width]. `highest` [..., 1] is each row's max |x · gains|, where ranks share rows."""
     rows = x.contiguous().view(-1, x.shape[-1])
     values, scales = empty_quantized(x)
     block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])

@@ -1,4 +1,4 @@
-"""Mamba-2's gated norm, RMSNorm(y · silu(z)) by groups of channels, in one pass over memory.
+"""Mamba-2's gated norm, RMSNorm(y · silu(z)) by channel groups, in one pass over memory.
 
 Where several ranks share a group, a first pass computes each rank's contribution to the group's
 sums, and the op exchanges these: one number for each token, two in the backward pass.
@@ -37,9 +37,8 @@ def _flatten_rows(x: Tensor) -> Tensor:
 def gated_rms_norm(
     y: Tensor, z: Tensor, weight: Tensor, eps: float, groups: int, axis: str
 ) -> Tensor:
-    """Return RMSNorm(y · silu(z)) by groups of channels. y, z and the result [rows, length, width],
-    weight [width]. `axis` names the tensor axis that shards the channels of all groups, or is
-    empty."""
+    """Return RMSNorm(y · silu(z)) by channel groups. y, z and the result [rows, length, width],
+    weight [width]. `axis` names the tensor axis that shards every group's channels, or is empty."""
     return _forward(y, z, weight, eps, groups, axis)
 
 
@@ -142,7 +141,7 @@ def _split_runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
 def _sum_groups(
     dy: Tensor | None, y: Tensor, z: Tensor, weight: Tensor, num_runs: int, groups: int, axis: str
 ) -> Tensor:
-    """Return fp32 [1 or 2, rows, runs]: Σ v² over the whole group of each run and, with dy, Σ
+    """Return fp32 [1 or 2, rows, runs]: Σ v² over each run's whole group and, with dy, Σ
     dy·weight·v."""
     ranks, (num_rows, width) = find_axis(axis), y.shape
     sums = y.new_empty(1 if dy is None else 2, num_rows, num_runs, dtype=torch.float32)

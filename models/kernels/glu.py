@@ -16,7 +16,7 @@ from . import fp8, layout
 from .op import op
 
 ROWS, BLOCK = 2, 1024
-"""Size of a tile: 16 numbers for each of 128 threads."""
+"""Tile size: 128 threads with 16 numbers each."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Layout of tensors for kernels, and division of work among programs."""
+"""Lay out tensors for kernels, and divide work among programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 PROGRAMS = 2048
-"""Approximate number of programs of a backward pass that sums over tokens: several for each
-multiprocessor of a large GPU, and few enough that their partial sums are small beside their
+"""Approximate number of programs in a backward pass that sums over tokens: several per
+multiprocessor on a large GPU, and few enough that their partial sums are small beside their
 inputs."""
 
 MAX_TOKEN_STRIDE = 1 << 20
@@ -15,18 +15,19 @@ MAX_TOKEN_STRIDE = 1 << 20
 
 
 def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
-    """Return the dtype of an expression of a and b, by torch's promotion."""
+    """Return the dtype to which torch promotes a and b."""
     return torch.promote_types(a.dtype, b.dtype)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Return x [rows, length, width] with adjacent channels; a slice of wider tokens is no copy."""
+    """Return x [rows, length, width] with adjacent channels; slices from wider tokens are not
+    copied."""
     return x if x.stride(-1) == 1 and x.stride(-2) <= MAX_TOKEN_STRIDE else x.contiguous()
 
 
 def split_tiles(num_tiles: int, num_columns: int) -> tuple[int, int]:
-    """Return num_parts, tiles_per_part: cut the tiles of each of num_columns columns such that all
-    parts together need about PROGRAMS programs."""
+    """Return num_parts, tiles_per_part: cut each column's tiles such that all num_columns columns
+    together need about PROGRAMS programs."""
     tiles_per_part = max(1, num_tiles * num_columns // PROGRAMS)
     return -(-num_tiles // tiles_per_part), tiles_per_part
 
@@ -38,8 +39,8 @@ def share_tiles(num_tiles: int, max_programs: int) -> tuple[int, int]:
 
 
 def row_tile_sizes(width: int) -> tuple[int, int, int]:
-    """Return block, rows_per_program, num_warps for programs that hold whole rows of `width`: block
-    is the power of two that holds a row, and a thread gets 16 numbers if possible."""
+    """Return block, rows_per_program, num_warps for programs that hold whole rows [width]: block is
+    the power of two that holds a row, and a thread gets 16 numbers if possible."""
     block = 1 << max(width - 1, 1).bit_length()
     num_rows = max(1, min(16, 2048 // block))
     return block, num_rows, min(max(num_rows * block // 512, 4), 32)

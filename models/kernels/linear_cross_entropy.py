@@ -1,22 +1,21 @@
-"""Output projection and loss together, one chunk of tokens at a time.
+"""Output projection and loss together, one token chunk at a time.
 
-    Σ w·(log Z − logit of the target + z_loss·log²Z),   logits = hidden · weightᵀ
+    Σ w·(log Z − logit_target + z_loss·log²Z),   logits = hidden · weightᵀ
 
-Logits exist for one chunk at a time: the matrix library computes a chunk of logits, a program
-turns them into their gradients in place, and the library multiplies these into the gradients of
-hidden and weight, all in the forward pass; the backward pass only scales. So there are three matrix
-products, as in the twin, and no tensor of tokens times vocabulary. The twin is the projection
-followed by `cross_entropy` in models/model/loss.py.
+Logits exist for one chunk at a time: the matrix library computes the chunk's logits, a program
+turns them into their gradients in place, and the library multiplies these into grad_hidden and
+grad_weight, all in the forward pass; the backward pass only scales. So there are three matrix
+products, as in the twin, and no tensor [tokens, vocabulary]. The twin is the projection followed by
+`cross_entropy` in models/model/loss.py.
 
-The chunk follows from the numbers of tokens and ids alone, not from the memory of a device: the
-gradient of weight is a sum over chunks, and so has equal bits on every GPU. Rows of logits are
-padded to a multiple of PADDED numbers, so that programs and matrix library read and write whole
-vectors for a vocabulary of any size. (The weight needs no padding: its rows are as long as the
-model is wide.)
+The chunk size follows from the token and id counts alone, not from a device's memory: grad_weight
+is a sum over chunks, and so has equal bits on every GPU. Logit rows are padded to a multiple of
+ROW_MULTIPLE numbers, so that programs and matrix library read and write whole vectors for any
+vocabulary size. (The weight needs no padding: its rows are as long as the model is wide.)
 
-Where the vocabulary is sharded, each rank has its rows of the weight, and three numbers of each
-token cross between the two passes, a chunk at a time. The gradient of hidden is this rank's term;
-the operation that gathered hidden sums the terms.
+Where the vocabulary is sharded, each rank has its weight rows, and three numbers per token cross
+between the two passes, a chunk at a time. grad_hidden is this rank's term; the operation that
+gathered hidden sums the terms.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from ..parallel.tensor import gather, reduce
 from .op import op
 
 SUM_BYTES = 4
-"""Bytes of a number of the sum of gradients, which is fp32."""
+"""Bytes per number in the gradient sum, which is fp32."""
 BLOCK = 4096
-"""Logits of a token that a program processes at a time."""
+"""Logits that a program processes at a time, for one token."""
 MAX_CHUNK_LOGITS = 1 << 29
-"""Largest chunk of logits: 1 GiB in bf16, 4,096 tokens of 128k ids."""
+"""Largest logits chunk: 1 GiB in bf16, 4,096 tokens with 128k ids."""
 MIN_CHUNKS = 4
-"""Lower bound on the chunks of a batch, so that its logits never exist whole."""
+"""Lower bound on a batch's chunks, so that its logits never exist whole."""
 ROW_MULTIPLE = 64
-"""Rows of logits are a multiple of this many numbers apart: 128 bytes in bf16."""
+"""The distance between logit rows is a multiple of this: 128 bytes in bf16."""
 
 
 @cache
@@ -58,13 +57,13 @@ def chunk_size(num_tokens: int, vocabulary: int) -> int:
 
 
 def row_stride(vocabulary: int) -> int:
-    """Return the distance between the rows of a chunk of logits."""
+    """Return the distance between logit rows, in numbers."""
     return -(-vocabulary // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
 def workspace_bytes(num_tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
-    """Return the peak bytes of a forward pass with gradients: the logits of a chunk and the
-    gradients, that of weight also in fp32. Numbers of hidden and weight have `itemsize` bytes."""
+    """Return a forward pass's peak bytes, with gradients: one chunk's logits, grad_hidden, and
+    grad_weight, also in fp32. hidden and weight have `itemsize` bytes per number."""
     logits = chunk_size(num_tokens, vocabulary) * row_stride(vocabulary) * itemsize
     rounded = 0 if itemsize == SUM_BYTES else vocabulary * width * itemsize
     return logits + num_tokens * width * itemsize + vocabulary * width * SUM_BYTES + rounded
@@ -81,8 +80,8 @@ def linear_cross_entropy(
     vocab_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return Σ w·ℓ; per-token terms [2, tokens], without the z-loss and of the z-loss; and, if
-    `gradients`, those of hidden [tokens, width] and weight [vocabulary, width] for Σ w·ℓ.
+    """Return Σ w·ℓ; per-token terms [2, tokens], without the z-loss and the z-loss alone; and, if
+    `gradients`, the gradients of Σ w·ℓ for hidden [tokens, width] and weight [vocabulary, width].
 
     hidden [tokens, width], weight [vocabulary, width], targets int64 [tokens], weights fp32. A
     target whose weight is zero is not read. All losses are fp32. `axis` names the tensor axis that
@@ -141,8 +140,8 @@ def _(
 def _softmax_statistics(
     logits: Tensor, targets: Tensor, weights: Tensor, first_id: int, ranks: Axis
 ) -> tuple[Tensor, Tensor]:
-    """Return log Z and the target's logit [tokens], over all shards of the vocabulary, for logits
-    [tokens, shard of the vocabulary]."""
+    """Return log Z and the target's logit [tokens], over all vocabulary shards, for logits [tokens,
+    vocabulary shard]."""
     statistics = torch.empty(1, 3, len(logits), dtype=torch.float32, device=logits.device)
     _programs().linear_cross_entropy_statistics[(len(logits),)](
         logits, targets, weights, *statistics[0], *logits.shape[1:], logits.stride(0), first_id,

@@ -1,28 +1,28 @@
-"""Hyena-LI's modal form with its gates: a scan of N real states for each channel, without an FFT.
+"""Hyena-LI's gated modal form: a scan over N real states per channel, without an FFT.
 
     S_t = λ·S_{t−1} + w_t,  y_t = q_t·(Σ_n R_n·S_{n,t} + skip·w_t),  w = k ⊙ v,  λ = e^{−rate}
 
-Within a block of tokens the filter is a product with its first taps, and between blocks the states
-are scanned: matrix products, and one number of state for each token. Rows are cut into chunks. The
-summary pass computes each chunk's contribution to the states; a scan over the chunks turns the
-contributions into the states at each chunk's start; a second pass reads these and writes the
-outputs: five tensors read and one written, where there are four.
+Within a token block the filter is a product with its first taps, and between blocks the states are
+scanned: matrix products, and one state number per token. Rows are cut into chunks. The summary pass
+computes each chunk's contribution to the states; a scan over the chunks turns the contributions
+into the states at each chunk's start; a second pass reads these and writes the outputs: five
+tensors read and one written, where there are four.
 
-In the backward pass, the gradients of the inputs are the same filter run from the end, and the
-gradients of the states are scanned in the same way; the second pass reads both, and computes the
-gradients of the rates and residues from their products. The forward pass keeps the states at the
-start of every tile. The twin is `gated_modal` in models/layers/gated_convolution.py.
+In the backward pass, the input gradients are the same filter run from the end, and the state
+gradients are scanned in the same way; the second pass reads both, and computes the gradients for
+rates and residues from their products. The forward pass keeps the states at every tile's start. The
+twin is `gated_modal` in models/layers/gated_convolution.py.
 
-Inputs, and the gradients that reach them through a gate, are rounded to the type of x. Everything
-else has the precision of fp32 or little less: residues may be large, and cancel each other.
+Inputs, and the gradients that reach them through a gate, are rounded to x's dtype. Everything else
+has fp32 precision or little less: residues may be large, and cancel each other.
 
-Under context parallelism the op exchanges states between the ranks of a row: the states forward,
-and their gradients backward, after the summary pass and before the scan over chunks.
+Under context parallelism the op exchanges states between a row's ranks: the states forward, and
+their gradients backward, after the summary pass and before the scan over chunks.
 
 A scan in registers, compiled for sm_90, has 293 instructions for a token and channel against 147
-(packed rows: 306 against 258), no barriers against 71 (147) in a tile of 256 tokens, and writes
-four times the states. If a barrier costs 30 clocks, it is equal for rows of one document and takes
-0.6 of the time in packed rows, 1% of a step. If a device shows packed rows slower than others by
+(packed rows: 306 against 258), no barriers against 71 (147) in a tile with 256 tokens, and writes
+four times the states. If a barrier costs 30 clocks, it is equal for single-document rows and takes
+0.6 times as long in packed rows, 1% of a step. If a device shows packed rows slower than others by
 more than a half, the scan in registers is the better one.
 """
 
@@ -41,19 +41,19 @@ from .layout import split_tiles, to_channels_last
 from .op import op
 
 MAX_MODES = 32
-"""Limit of the kernel: states per channel."""
+"""Kernel limit: states per channel."""
 BLOCK = 16
-"""Tokens of a block; the length of a row must be a multiple."""
+"""Tokens per block; the row length must be a multiple."""
 BLOCKS = 16
-"""Blocks of a tile."""
+"""Blocks per tile."""
 TOKEN_BYTES = 32
-"""Bytes of a token that a program reads, the size of one memory access; half of it for more than 16
-states, and half of that in the backward pass, whose numbers do not fit the registers otherwise."""
+"""Bytes that a program reads per token, one memory access; halved above 16 states, and once more in
+the backward pass, whose numbers do not fit the registers otherwise."""
 MODES_PER_WARP = 16
 """States per warp and channel: more states are divided into parts."""
 WARPS = 8
 STATE_BLOCK = 256
-"""Numbers of state per program of the scan over chunks."""
+"""State numbers per program in the scan over chunks."""
 AHEAD = 8
 """Chunks loaded ahead."""
 
@@ -66,7 +66,7 @@ def _programs() -> Any:
 
 
 def unsupported_reason(rates: Tensor, length: int, axis: str) -> str | None:
-    """Return why the kernel does not support rates [width, N], or parts of rows of this length on
+    """Return why the kernel does not support rates [width, N], or row shards with this length on
     the named axis; else None."""
     if rates.is_complex():
         return "it supports real poles, and these are complex"
@@ -147,7 +147,7 @@ def _backward(
     gated: bool,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, rates, residues, skip and the initial state."""
+    """Return the gradients for x, rates, residues, skip and the initial state."""
     x, position_ids, filters, sizes, constants, grid = _launch_layout(
         x, rates, residues, skip, positions, gated, TOKEN_BYTES // 2
     )
@@ -301,7 +301,7 @@ def _block_decays(rates: Tensor) -> Tensor:
 
 
 def _padded_modes(modes: int) -> int:
-    """Return the number of states, padded to the side of a matrix."""
+    """Return the state count, padded to a matrix side."""
     return max(16, 1 << (modes - 1).bit_length())
 
 

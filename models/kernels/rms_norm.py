@@ -1,8 +1,8 @@
 """RMSNorm, and the sum before it, in one pass over memory; the twin is in models/layers/norms.py.
 
 A program takes whole rows: each is loaded once, reduced in fp32, and stored once. The backward pass
-keeps only the input: recomputing a row's scale is cheaper than reading it. Gradients of the weight
-are summed by program, and then over programs.
+keeps only the input: recomputing a row's scale is cheaper than reading it. Weight gradients are
+summed by program, and then over programs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from . import fp8, layout
 from .op import op
 
 MAX_WIDTH = 1 << 16
-"""Limit of the kernel: numbers of a row, which must fit a program's registers."""
+"""Kernel limit: numbers per row, which must fit a program's registers."""
 MAX_GRAD_PROGRAMS = 512
-"""Upper bound on the programs of a backward pass: each writes a row of weight gradients."""
+"""Upper bound on a backward pass's programs: each writes a row of weight gradients."""
 
 
 @cache
@@ -111,8 +111,8 @@ def _backward(
     eps: float,
     eps_outside: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x, with `grad_total` added, and of the weight. dy is the gradient of
-    the norm."""
+    """Return the gradients for x, with `grad_total` added, and for the weight. dy is the norm's
+    gradient."""
     rows = _flatten_rows(x)
     dy_rows = dy.contiguous()
     grad_x = torch.empty_like(rows)
@@ -207,7 +207,7 @@ def rms_norm_with_input(
     x: Tensor, weight: Tensor, eps: float, eps_outside: bool, *, store: bool = False
 ) -> tuple[Tensor, ...]:
     """Return x and its `rms_norm`, [..., width]; with `store`, also the norm's values and scales in
-    FP8. The gradient of the returned x enters the backward program of the norm."""
+    FP8. The returned x's gradient enters the norm's backward program."""
     if is_compiling():
         return x, *_run_norm(x, weight, eps, eps_outside, store)
     results: tuple[Tensor, ...] = _NormWithInput.apply(x, weight, eps, eps_outside, store)

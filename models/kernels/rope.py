@@ -1,7 +1,7 @@
 """Rotary positions in one pass over memory; the twin is `plain` in models/layers/rope.py.
 
 The backward pass is the same program with negative angles. x may be a slice of a wider tensor, such
-as the queries of a joint projection, or be stored head by head.
+as the queries in a joint projection, or be stored head by head.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from .op import op
 
 HEADS = 16
-"""Heads of a token that a program processes at a time."""
+"""Heads that a program processes at a time, for one token."""
 
 
 @cache

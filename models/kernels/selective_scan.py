@@ -6,18 +6,18 @@
 Rows are cut into chunks, so that a single long row fills a GPU. The summary pass computes each
 chunk's contribution to the states, a scan over the chunks turns the contributions into the states
 at each chunk's start, and a second pass writes the outputs. In bf16, for each token and channel:
-the first pass reads 4 bytes, the second moves 8 (x, dt, z and y: the minimum), and the N states of
-each chunk are written, scanned and read (2 bytes for N = 16). The exponentials take the time: one
-for each number of state in each pass.
+the first pass reads 4 bytes, the second moves 8 (x, dt, z and y: the minimum), and each chunk's N
+states are written, scanned and read (2 bytes for N = 16). The exponentials take the time: one per
+state number in each pass.
 
 The forward pass keeps only the states at each chunk's start; the backward pass recomputes all
-others. It scans the gradients of the states by chunks in the same way (6 bytes), and one program
-walks along each chunk and back (30 bytes, where the minimum is 14). The gradients of B and C are
-sums over channels, first in a program and then over programs: no atomics, the same bits every time.
-Inner arithmetic is fp32. The twin is `plain` in models/layers/gated_scan.py.
+others. It scans the state gradients by chunks in the same way (6 bytes), and one program walks
+along each chunk and back (30 bytes, where the minimum is 14). dB and dC are sums over channels,
+first in a program and then over programs: no atomics, the same bits every time. Inner arithmetic is
+fp32. The twin is `plain` in models/layers/gated_scan.py.
 
-Under context parallelism the op exchanges states between the ranks of a row: the states forward,
-and their gradients backward, after the summary pass and before the scan over chunks.
+Under context parallelism the op exchanges states between a row's ranks: the states forward, and
+their gradients backward, after the summary pass and before the scan over chunks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from .layout import to_channels_last
 from .op import op
 
 MAX_MODES = 64
-"""Limit of the kernel: numbers of state per channel."""
+"""Kernel limit: state numbers per channel."""
 STATE_NUMBERS = 1024
-"""Numbers of state per warp: 32 registers of each thread, four times as many backward."""
+"""State numbers per warp: 32 registers per thread, four times as many backward."""
 MAX_CHANNELS = 64
-"""Upper bound on the channels of a program."""
+"""Upper bound on a program's channels."""
 CHUNK = 128
-"""Tokens of a chunk; one program scans it."""
+"""Tokens per chunk; one program scans it."""
 UNROLL = 4
 """Tokens loaded ahead; in the second backward pass one, for which the registers suffice."""
 BLOCK = 256
-"""Numbers of state per program of the scan over chunks."""
+"""State numbers per program in the scan over chunks."""
 AHEAD = 8
 """Chunks loaded ahead."""
 
@@ -66,7 +66,7 @@ def _programs_backward() -> Any:
 
 
 def unsupported_reason(B: Tensor) -> str | None:
-    """Return why the kernel does not support the states of B [rows, length, heads, N], or None."""
+    """Return why the kernel does not support N states, for B [rows, length, heads, N], or None."""
     if B.shape[-1] > MAX_MODES:
         return f"a channel has {B.shape[-1]} numbers of state, and the limit is {MAX_MODES}"
     return None
@@ -145,8 +145,8 @@ def _backward(
     positions: Tensor | None,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of x, dt, dt_bias, A, B, C, D, z and the initial state; those of
-    parameters and states in fp32. dy is the gradient of y."""
+    """Return the gradients for x, dt, dt_bias, A, B, C, D, z and the initial state; parameter and
+    state gradients in fp32. dy is y's gradient."""
     dy, x, dt, dt_bias, B, C, D = (t.contiguous() for t in (dy, x, dt, dt_bias, B, C, D))
     z, position_ids = to_channels_last(z), x if positions is None else positions.contiguous()
     sizes, constants, grid = _launch_layout(x, B, positions)

@@ -1,12 +1,12 @@
-"""Short causal filters with their gates, in one pass over memory, forward and backward.
+"""Gated short causal filters, in one pass over memory, forward and backward.
 
     y = q ⊙ act(h ∗ w + bias + skip ⊙ w),  w = k ⊙ v,  (h ∗ w)_t = Σ_{j<K} h[group, j] · w_{t−j}
 
-for K up to 16: Hyena's featurizer (no gates), Hyena-SE, Mamba's convolution (a SiLU for `act`).
-Each token of x holds q, k and v one after the other, so that their gradients are one tensor too;
-without gates x is w. The twin is `plain` in models/layers/gated_convolution.py.
+for K up to 16: Hyena's featurizer (no gates), Hyena-SE, Mamba's convolution (a SiLU for `act`). A
+token in x holds q, k and v one after the other, so that their gradients are one tensor too; without
+gates x is w. The twin is `plain` in models/layers/gated_convolution.py.
 
-Gradients of the filter are summed by program, and then over programs: the same bits every time.
+Filter gradients are summed by program, and then over programs: the same bits every time.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .layout import to_channels_last
 from .op import op
 
 MAX_TAPS = 16
-"""Limit of the kernel: taps of a filter."""
+"""Kernel limit: taps per filter."""
 SPAN = 256
 """Tokens that a program filters."""
 UNROLL = 8
 """Tokens filtered at a time."""
 CHANNELS = 256
-"""Channels of a program: two for each thread, whose numbers fill a word.
+"""Channels per program: two per thread, whose numbers fill a word.
 
-Long filters take a quarter of UNROLL and half of CHANNELS: they fill the registers, and Triton
-compiles a program in a time that grows with the square of its loads."""
+Long filters take UNROLL / 4 and CHANNELS / 2: they fill the registers, and Triton's compile time
+grows with the square of a program's loads."""
 WARPS = 4
 OPTIONAL_INPUTS = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
@@ -92,7 +92,7 @@ def _backward(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x and history, and of the taps of each channel and the bias, [K + 1,
+    """Return the gradients for x and history, and for each channel's taps and bias, [K + 1,
     width]."""
     reach = taps.shape[1]
     x, optional_inputs, sizes, constants, num_programs = _launch_layout(
@@ -128,7 +128,7 @@ def _launch_layout(
     gated: bool,
     silu: bool,
 ) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
-    """Return tensors and constants of a launch. `optional_inputs` are history, bias, skip and
+    """Return a launch's tensors and constants. `optional_inputs` are history, bias, skip and
     positions."""
     x = to_channels_last(x)
     num_rows, length = x.shape[:2]
@@ -177,7 +177,7 @@ def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def sum_by_group(channel_sums: Tensor, taps: Tensor) -> Tensor:
-    """Sum [K, width] over the channels of each group, to the shape of taps [groups, K]."""
+    """Sum [K, width] over each group's channels, to taps' shape [groups, K]."""
     group_sums: Tensor = channel_sums.unflatten(1, (taps.shape[0], -1)).sum(-1).T.to(taps.dtype)
     return group_sums
 

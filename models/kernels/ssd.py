@@ -1,22 +1,22 @@
-"""Mamba-2's scan (SSD): matrix products within chunks of tokens, and a state from chunk to chunk.
+"""Mamba-2's scan (SSD): matrix products within token chunks, and a state from chunk to chunk.
 
     S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t,  y_t = S_t·C_t + D·x_t
     Δ = softplus(dt + dt_bias),  A = −exp(A_log)
 
-A program walks along CHUNKS chunks of one head with the state in registers; memory holds the
-states at the boundaries of these spans alone. The summary pass computes each span's contribution to
-the state, a scan over the spans turns the contributions into the states at the boundaries, and a
-second pass writes the outputs. The backward pass scans the gradients of the states from the end in
-the same way, and the same programs compute the gradient of x: that of y takes the place of x, and B
-and C change places. The gradients of B and C are summed over the heads of a group before they leave
-a program. Decays, sums and the scan are fp32; in bf16 and fp16 the products are of rounded numbers,
-and the states at the boundaries are rounded to the type of the products.
+A program walks along one head's CHUNKS chunks with the state in registers; memory holds the states
+at the boundaries of these spans alone. The summary pass computes each span's contribution to the
+state, a scan over the spans turns the contributions into the states at the boundaries, and a second
+pass writes the outputs. The backward pass scans the state gradients from the end in the same way,
+and the same programs compute dx: dy replaces x, and B and C change places. dB and dC are summed
+over a group's heads before they leave a program. Decays, sums and the scan are fp32; in bf16 and
+fp16 the products take rounded numbers, and the states at the boundaries are rounded to the
+products' dtype.
 
-x, B and C are slices of each token of xBC, so that their gradients are one tensor too; dt may be a
-slice of a wider tensor. The twin is `plain` in models/layers/mixed_scan.py.
+Each token in xBC holds x, B and C, so that their gradients are one tensor too; dt may be a slice of
+a wider tensor. The twin is `plain` in models/layers/mixed_scan.py.
 
-Under context parallelism the op exchanges states between the ranks of a row: the states forward,
-and their gradients backward, after the summary pass and before the scan over spans.
+Under context parallelism the op exchanges states between a row's ranks: the states forward, and
+their gradients backward, after the summary pass and before the scan over spans.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ CHUNKS = 4
 MAX_HEADS = 16
 """Upper bound on the heads over which a program sums dB and dC; a power of two."""
 DELTA_HEADS = 16
-"""Heads per program of ssd_delta and ssd_backward_dt."""
+"""Heads per program, in ssd_delta and ssd_backward_dt."""
 WARPS = 8
 """Warps per program with matrix products: accumulators fill the registers of four."""
 STATE_BLOCK = 512
-"""Numbers of a state per program of ssd_scan_states."""
+"""State numbers per program, in ssd_scan_states."""
 AHEAD = 8
 """Spans that it loads ahead."""
 MAX_HEAD_DIM, MAX_STATE_SIZE = 128, 256
-"""Limits of the kernel: channels per head, and numbers of state per channel."""
+"""Kernel limits: channels per head, and state numbers per channel."""
 MAX_STATE_NUMBERS = 128 * 128
-"""Limit of the kernel: numbers of state per head."""
+"""Kernel limit: state numbers per head."""
 
 
 @cache
@@ -72,13 +72,13 @@ def unsupported_reason(head_dim: int, state_size: int) -> str | None:
 
 
 def _tile_side(size: int) -> int:
-    """Round a side of a matrix up to a power of two, at least 16."""
+    """Round a matrix side up to a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes of a call, and the arguments that programs derive from them."""
+    """A call's sizes, and the program arguments derived from them."""
 
     rows: int
     length: int
@@ -111,7 +111,7 @@ class _Sizes:
 
     @property
     def span_arguments(self) -> tuple[int, ...]:
-        """Arguments of programs that work on spans, in their order."""
+        """Arguments for programs that work on spans, in order."""
         return (
             self.length,
             self.padded_length,
@@ -222,8 +222,8 @@ def _backward(
     state_size: int,
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of xBC and dt, of dt_bias, A_log and D [3, heads], and of the initial
-    state. dy is the gradient of y; states and span_decays are those of the forward pass."""
+    """Return the gradients for xBC, dt, (dt_bias, A_log, D) [3, heads] and the initial state. dy is
+    y's gradient; states and span_decays come from the forward pass."""
     sizes = _sizes(xBC, dt, positions, head_dim, state_size)
     xBC, dt, dy = to_channels_last(xBC), to_channels_last(dt), to_channels_last(dy)
     x, B, C = _split_xBC(xBC, sizes)
@@ -338,11 +338,11 @@ def _scan_states(
     axis: str,
     backward_states: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Scan the contributions of the spans: fill `states` with the states at span starts (backward:
-    their gradients at span ends) and return the final state [rows, heads, head_dim, state_size].
+    """Scan the spans' contributions: fill `states` with the states at span starts (backward: their
+    gradients at span ends) and return the final state [rows, heads, head_dim, state_size].
 
-    `backward_states`, in the backward pass: the states of the forward pass, and the tensor that
-    receives their products with the gradients.
+    `backward_states`, in the backward pass: the forward states, and the tensor that receives their
+    products with the gradients.
     """
     rows, spans, heads, head_dim, state_size = contributions.shape
     state_numbers = head_dim * state_size

@@ -1,8 +1,8 @@
-"""Shared functions of modal.py: blocks of tokens as matrices, for filters of decaying states.
+"""Shared functions for modal.py: token blocks as matrices, for filters with decaying states.
 
-Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS · PARTS, MODES, BLOCKS]: the states of a
-channel are divided into PARTS of MODES, and each part has its own products. Each warp has its own
-channels or parts.
+Tokens are [CHANNELS, BLOCK, BLOCKS], states [CHANNELS · PARTS, MODES, BLOCKS]: a channel's states
+are divided into PARTS with MODES each, and products are per part. No two warps share a channel or
+part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 
 @triton.jit
 def split_terms(x, dtype: tl.constexpr, COUNT: tl.constexpr):
-    """Split x into a sum of terms of one type, largest first; for fp32, terms that tf32 holds."""
+    """Split x into a sum of `dtype` terms, largest first; for fp32, terms that tf32 holds."""
     parts = ()
     for _ in tl.static_range(COUNT):
         if dtype == tl.float32:
@@ -29,7 +29,7 @@ def split_terms(x, dtype: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def dot_add(accumulator, a, b, A: tl.constexpr, B: tl.constexpr):
-    """Return accumulator + a·b for a of A and b of B ≤ A terms, without products of small terms."""
+    """Return accumulator + a·b, without products of small terms; a has A terms, b has B ≤ A."""
     for rank in tl.static_range(A - 1, -1, -1):  # smallest first
         for index in tl.static_range(A):
             if index <= rank:
@@ -75,7 +75,7 @@ def program_chunk(
 
 @triton.jit
 def tile_tokens(BLOCK: tl.constexpr, BLOCKS: tl.constexpr, REVERSED: tl.constexpr):
-    """Return the index of each token in its tile, [BLOCK, BLOCKS]; REVERSED reverses each block."""
+    """Return each token's index in its tile, [BLOCK, BLOCKS]; REVERSED reverses each block."""
     token = tl.arange(0, BLOCK)
     if REVERSED:
         token = BLOCK - 1 - token
@@ -111,7 +111,7 @@ def load_product(
 
 @triton.jit
 def store_tile(x, token_stride, tile, token, end, channel, width, values):
-    """Store values [CHANNELS, BLOCK, BLOCKS] of the tile's tokens."""
+    """Store values [CHANNELS, BLOCK, BLOCKS] for the tile's tokens."""
     mask = (tile + token < end)[None, :, :] & (channel < width)[:, None, None]
     ptrs = (
         x
@@ -136,7 +136,7 @@ def _mode_offsets(modes, channel, width, MODES: tl.constexpr, PARTS: tl.constexp
 
 @triton.jit
 def load_modes(modes, channel, width, MODES: tl.constexpr, PARTS: tl.constexpr):
-    """Load [CHANNELS · PARTS, MODES] of a tensor that is stored mode by mode."""
+    """Load [CHANNELS · PARTS, MODES] from a tensor stored mode by mode."""
     ptrs, mask = _mode_offsets(modes, channel, width, MODES, PARTS)
     return tl.load(ptrs, mask=mask, other=0.0)
 
@@ -150,7 +150,7 @@ def store_modes(modes, channel, width, values, MODES: tl.constexpr, PARTS: tl.co
 
 @triton.jit
 def repeat_for_parts(x, PARTS: tl.constexpr):
-    """Repeat the tokens of each channel for its parts."""
+    """Repeat each channel's tokens for its parts."""
     if PARTS > 1:
         repeated = tl.broadcast_to(x[:, None, :, :], [x.shape[0], PARTS, x.shape[1], x.shape[2]])
         x = tl.reshape(repeated, [x.shape[0] * PARTS, x.shape[1], x.shape[2]])
@@ -174,7 +174,7 @@ def document_segments(positions, tile, token, start, end, REVERSED: tl.constexpr
 
 @triton.jit
 def select_segment(x, segment, index, PACKED: tl.constexpr):
-    """Keep the values of x in the segments with this index, zero the others."""
+    """Keep x in the segments with this index; zeros elsewhere."""
     if PACKED:
         x = tl.where((segment == index)[None, :, :], x, 0.0)
     return x
@@ -195,7 +195,7 @@ def decay_powers(rate, ages, MODES_LAST: tl.constexpr):
 
 @triton.jit
 def load_matrix(taps, channel, width, BLOCK: tl.constexpr):
-    """Return [CHANNELS, BLOCK, BLOCK]: the tap from each token of a block to each other."""
+    """Return [CHANNELS, BLOCK, BLOCK]: the taps between a block's tokens."""
     token = tl.arange(0, BLOCK)
     lag = (token[:, None] - token[None, :])[None, :, :]
     channel = channel[:, None, None]
@@ -207,8 +207,8 @@ def filter_block(
     matrix, spread, x, states, segment, reached_segment, last_segment,
     INPUTS: tl.constexpr, PACKED: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Return the filter's outputs y = matrix·x + spread·states, where the states at the start of a
-    block reach only the tokens of its segment `reached_segment`."""
+    """Return the filter's outputs y = matrix·x + spread·states, where the states at a block's start
+    reach only the tokens in its segment `reached_segment`."""
     y = tl.zeros([states.shape[0], x.shape[1], x.shape[2]], dtype=tl.float32)
     y = dot_add(y, spread, split_terms(states, tl.float32, 2), 2, 2)
     if PARTS > 1:
@@ -235,7 +235,7 @@ def scan_blocks(
     """S ← decay·S + contribution from block to block: return the states at block starts and at the
     tile's end, from `state` at the tile's start; BACKWARD: from the end to the start.
 
-    A tree scan: pairs of blocks are joined upwards, then their entering states are passed down.
+    A tree scan: block pairs are joined upwards, then their entering states are passed down.
     """
     decay = decay[:, :, None]
     passes = unbroken[None, None, :]

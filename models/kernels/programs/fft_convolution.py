@@ -1,8 +1,8 @@
-"""Triton programs of fft_convolution.py: rows to channels, and back.
+"""Triton programs for fft_convolution.py: rows to channels, and back.
 
-In rows the channels of a token are adjacent; before and after a transform the tokens of a channel
-are, [documents, channels, size] in fp32. A program transposes a tile of a document, TOKENS by
-CHANNELS. A launch processes `num_channels` of the `width` channels, from `first_channel` on.
+In rows a token's channels are adjacent; before and after a transform a channel's tokens are,
+[documents, channels, size] in fp32. A program transposes a document tile, TOKENS by CHANNELS. A
+launch processes `num_channels` channels (out of `width`), from `first_channel` on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def _document_tile(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
     num_tiles, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Return a document's first token among those of all rows, the tokens and channels of a tile,
-    the tile's offsets in a transform's input, and the masks there and in the rows."""
+    """Return a document's first token, as an index into all rows' tokens, a tile's tokens and
+    channels, its offsets in a transform's input, and the masks there and in the rows."""
     document = (tl.program_id(0) // num_tiles).to(tl.int64)
     token = tl.program_id(0) % num_tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
@@ -84,7 +84,7 @@ def fft_convolution_scatter(
 
 @triton.jit
 def _load_filter_grad(dy, x, token, channel, width, mask, GATED: tl.constexpr):
-    """Return q ⊙ dy, the gradient of the filter's output."""
+    """Return q ⊙ dy, the filter output's gradient."""
     filter_grad = tl.load(dy + token * width + channel, mask=mask, other=0.0).to(tl.float32)
     if GATED:
         q = tl.load(x + token * (3 * width) + channel, mask=mask, other=0.0)
@@ -98,7 +98,7 @@ def fft_convolution_backward_gather(
     num_tiles, dy, x, inputs, filter_grads, grad_skip,
     GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """w = k ⊙ v, g = q ⊙ dy, and Σ_t w·g over a tile for the gradient of the skip."""
+    """w = k ⊙ v, g = q ⊙ dy, and Σ_t w·g over a tile for the skip's gradient."""
     token, channel, transform_offsets, transform_mask, row_mask = _document_tile(
         document_begins, document_lengths, first_channel, width, num_channels, transform_size,
         num_tiles, TOKENS, CHANNELS,

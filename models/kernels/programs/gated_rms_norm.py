@@ -1,7 +1,7 @@
-"""Triton programs of gated_rms_norm.py: ROWS rows and one run of channels at a time.
+"""Triton programs for gated_rms_norm.py: ROWS rows and one channel run at a time.
 
-A run is a group of channels, or this rank's shard of one: `run_width` of `group_width` channels.
-CUT: sums over whole groups are inputs; gated_rms_norm_sums computed them for the runs of each rank.
+A run is a channel group, or this rank's shard of it: `run_width` channels out of `group_width`.
+CUT: sums over whole groups are inputs; gated_rms_norm_sums computed them for each rank's runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .fp8 import store_fp8_rows
 
 @triton.jit
 def _load_tile(x, row, stride, first_channel, channel, mask):
-    """Load a run's channels of ROWS rows in fp32, [ROWS, BLOCK]."""
+    """Load a run's channels from ROWS rows in fp32, [ROWS, BLOCK]."""
     return tl.load(x + row * stride + first_channel + channel, mask=mask, other=0.0).to(tl.float32)
 
 
@@ -27,7 +27,7 @@ def _load_gated(y, z, row, y_stride, z_stride, first_channel, channel, mask):
 
 @triton.jit
 def _load_run_sum(run_sums, row, num_rows):
-    """Load one number for each row of this run, [ROWS, 1]."""
+    """Load this run's number for each row, [ROWS, 1]."""
     return tl.load(
         run_sums + row * tl.num_programs(1) + tl.program_id(1), mask=row < num_rows, other=0.0
     )
@@ -61,7 +61,7 @@ def gated_rms_norm_forward(
     y_stride, z_stride, eps,
     CUT: tl.constexpr, FP8: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = weight · v / √(mean(v²) + eps),  v = y·silu(z), with the mean over a group of channels.
+    """out = weight · v / √(mean(v²) + eps),  v = y·silu(z), with the mean over a channel group.
 
     FP8 also stores `out` in FP8: a run is then a whole row.
     """
@@ -92,8 +92,8 @@ def gated_rms_norm_backward(
 ):  # fmt: skip
     """dv = s·(u − v·s²·mean(u·v)),  u = dy·weight,  v = y·silu(z),  s = 1/√(mean(v²) + eps).
 
-    dy_value = dv·silu(z), dz_value = dv·y·silu'(z); weight_grads = Σ dy·v·s over the rows of a
-    program, fp32 [programs, width].
+    dy_value = dv·silu(z), dz_value = dv·y·silu'(z); weight_grads = Σ dy·v·s over a program's rows,
+    fp32 [programs, width].
     """
     first_channel = tl.program_id(1) * run_width
     channel = tl.arange(0, BLOCK)[None, :]

@@ -1,4 +1,4 @@
-"""Triton programs of glu.py."""
+"""Triton programs for glu.py."""
 
 from __future__ import annotations
 

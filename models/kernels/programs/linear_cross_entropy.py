@@ -1,7 +1,7 @@
-"""Triton programs of linear_cross_entropy.py: a program processes one token's row of logits.
+"""Triton programs for linear_cross_entropy.py: a program processes one token's logit row.
 
 Rows are `row_stride` numbers apart, more than the vocabulary where it is odd. Programs read and
-write the numbers between, without using them: a mask that ends at a multiple of 16 lets Triton move
+write the numbers between, without using them: masks that end at multiples of 16 let Triton move
 vectors.
 """
 

@@ -1,21 +1,21 @@
-"""Triton programs of modal.py.
+"""Triton programs for modal.py.
 
-A program processes CHANNELS channels of a chunk of a row, a tile at a time: BLOCKS blocks of BLOCK
-tokens, which are the columns of matrix products. Each channel has matrices of its own:
+A program processes CHANNELS channels in a row's chunk, a tile at a time: BLOCKS blocks of BLOCK
+tokens, which are the columns in matrix products. The matrices, per channel:
 
     matrix [BLOCK, BLOCK]  the filter's first taps: from the tokens of a block to each other
     gather [MODES, BLOCK]  λ^{BLOCK−1−j}: from a block's tokens to the states
     spread [BLOCK, MODES]  λ^i: from the states, scaled by R·λ, to the block's tokens
 
-and the states are scanned from block to block. The gradients of the inputs are the same filter, run
-from the end over the gradients of the outputs: with the tokens of each block reversed, the matrices
-are the same.
+and the states are scanned from block to block. The input gradients are the same filter, run from
+the end over the output gradients: with the tokens in each block reversed, the matrices are the
+same.
 
-Document starts do not change the matrices; inputs and outputs are masked instead. The segments of a
-block are numbered: nothing passes between two segments, the incoming state reaches the first, and
-the outgoing state comes from the last.
+Document starts do not change the matrices; inputs and outputs are masked instead. A block's
+segments are numbered: nothing passes between two segments, the incoming state reaches the first,
+and the outgoing state comes from the last.
 
-The inputs of the next tile are read while a tile is processed.
+The next tile's inputs are read while a tile is processed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def modal_chunk_states(
     BLOCKS: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr, MODES: tl.constexpr,
     INPUTS: tl.constexpr, POWERS: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Contribution of each chunk to the states at its end e: Σ_t λ^{e−t}·w_t,  w = a ⊙ b.
+    """Each chunk's contribution to the states at its end e: Σ_t λ^{e−t}·w_t,  w = a ⊙ b.
 
-    BACKWARD: to the gradients of the states before its start k, R·Σ_t λ^{t−k+1}·p_t, with p = a ⊙ b
-    the gradient of the filter's output. Tiles are aligned to the chunk's end on that side.
+    BACKWARD: to the state gradients before its start k, R·Σ_t λ^{t−k+1}·p_t, with p = a ⊙ b the
+    filter output's gradient. Tiles are aligned to the chunk's end on that side.
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     dtype: tl.constexpr = a.dtype.element_ty
@@ -109,7 +109,7 @@ def modal_scan_states(
     """Scan over chunks: S ← λ^length·unbroken·S + contribution, from `initial` (START) or zeros.
 
     WRITE replaces each contribution in `states` by S at the chunk's start; `final` receives the
-    last S. `chunk_decays` holds λ to the length of a chunk, and to that of the last one.
+    last S. `chunk_decays` holds λ^(chunk length), also for the last chunk, which may be shorter.
     """
     num_blocks = tl.cdiv(state_numbers, BLOCK)
     row = (tl.program_id(0) // num_blocks).to(tl.int64)
@@ -154,8 +154,8 @@ def modal_forward(
     """y_t = q_t·(Σ_{s≤t} taps[t−s]·w_s + Σ_n R_n·λ_n^{t−k+1}·S_n),  w = k ⊙ v, by block.
 
     s is in the block that begins at token k, S [MODES, CHANNELS] the state before it, and taps hold
-    the first BLOCK values of the filter with the skip. `chunk_states` holds S at chunk starts;
-    `states` receives S at tile starts.
+    the filter's first BLOCK values with the skip. `chunk_states` holds S at chunk starts; `states`
+    receives S at tile starts.
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     dtype: tl.constexpr = x.dtype.element_ty
@@ -224,11 +224,11 @@ def modal_backward(
 ):  # fmt: skip
     """dw_s = Σ_{t≥s} h_{t−s}·p_t,  dR = Σ λ^lag·w·p,  dλ from R·Σ lag·λ^lag·w·p,  p = q ⊙ dy.
 
-    p is the gradient of the filter's output, and the sums are over pairs of an input w and a later
-    p. Pairs within a block go to `pair_sums`, by their places. Pairs across blocks go to
+    p is the filter output's gradient, and the sums are over pairs (w, p) with w at p's token or
+    before. Pairs within a block go to `pair_sums`, by their places. Pairs across blocks go to
     `state_sums`: Σ λ^{lag−1}·w·p, by way of the states; and R·Σ lag·λ^lag·w·p, where a lag has
     three parts: from w to its block's end, the blocks between, and from there to p. `chunk_grads`
-    holds the gradients of the states at chunk ends.
+    holds the state gradients at chunk ends.
     """
     TOKENS: tl.constexpr = BLOCK * BLOCKS
     dtype: tl.constexpr = x.dtype.element_ty

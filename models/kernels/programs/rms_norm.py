@@ -1,4 +1,4 @@
-"""Triton programs of rms_norm.py: ROWS whole rows at a time."""
+"""Triton programs for rms_norm.py: ROWS whole rows at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def rms_norm_forward(
 ):  # fmt: skip
     """out = weight · x / √(mean(x²) + eps), by row; EPS_OUTSIDE: / (√mean(x²) + eps).
 
-    ADD: x + residual takes the place of x, and is stored in `summed`. FP8 also stores `out` in FP8.
+    ADD: x + residual replaces x, and is stored in `summed`. FP8 also stores `out` in FP8.
     """
     column = tl.arange(0, BLOCK)[None, :]
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -44,10 +44,10 @@ def rms_norm_backward(
     dy, grad_sum, x, weight, grad_x, weight_grads, num_rows, tiles_per_program, width, eps,
     ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dx = s·u − x·mean(u·x)·c (+ grad_sum),  u = dy·weight,  s the scale of the row.
+    """dx = s·u − x·mean(u·x)·c (+ grad_sum),  u = dy·weight,  s the row's scale.
 
-    c, `curvature`, is s³; EPS_OUTSIDE: s²/√mean(x²). weight_grads = Σ dy·x·s over the rows of a
-    program, fp32 [programs, width].
+    c, `curvature`, is s³; EPS_OUTSIDE: s²/√mean(x²). weight_grads = Σ dy·x·s over a program's rows,
+    fp32 [programs, width].
     """
     column = tl.arange(0, BLOCK)[None, :]
     program = tl.program_id(0).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Triton program of rope.py: rotate a token's heads, a few at a time, by one set of angles."""
+"""Triton program for rope.py: rotate a token's heads, a few at a time, by the same angles."""
 
 from __future__ import annotations
 

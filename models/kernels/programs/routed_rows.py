@@ -1,4 +1,4 @@
-"""Triton programs of routed_rows.py: ROWS tokens at a time, whole, with their K rows of experts.
+"""Triton programs for routed_rows.py: ROWS whole tokens at a time, with their K expert rows.
 
 Every row belongs to one token, so a program writes what no other program writes.
 """
@@ -14,7 +14,7 @@ def routed_rows_dispatch(
     x, rows, weights, row_ids, out, grad_weights, num_tokens, width,
     K: tl.constexpr, WEIGHTED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[row_ids[t, k]] = x[t] for each of the K choices of a token.
+    """out[row_ids[t, k]] = x[t] for a token's K choices.
 
     WEIGHTED: out[row_ids[t, k]] = weights[t, k]·x[t], and
     grad_weights[t, k] = x[t]·rows[row_ids[t, k]].

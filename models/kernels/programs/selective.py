@@ -1,4 +1,4 @@
-"""Shared functions of the selective scan's programs: addresses, and the step Δ."""
+"""Shared functions for the selective scan's programs: addresses, and the step Δ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def program_channels(num_channels, num_blocks, CHANNELS: tl.constexpr):
-    """Return the head of a program, its channels, and their mask."""
+    """Return a program's head, its channels, and their mask."""
     head = tl.program_id(1) // num_blocks
     channel = tl.program_id(1) % num_blocks * CHANNELS + tl.arange(0, CHANNELS)
     return head, head * num_channels + channel, channel < num_channels
@@ -16,7 +16,7 @@ def program_channels(num_channels, num_blocks, CHANNELS: tl.constexpr):
 
 @triton.jit
 def state_offsets(row, chunk, num_chunks, width, channel, MODES: tl.constexpr):
-    """Return the offsets of a chunk's states in [rows, chunks, MODES, width]."""
+    """Return a chunk's state offsets in [rows, chunks, MODES, width]."""
     mode = tl.arange(0, MODES)[:, None]
     return ((row * num_chunks + chunk) * MODES + mode) * width + channel[None, :]
 
@@ -30,7 +30,7 @@ def document_start_log_decay(positions, token, length):
 
 @triton.jit
 def load_token_modes(x, token, num_tokens, token_stride, state_size, MODES: tl.constexpr):
-    """Load B or C of a token: [MODES]."""
+    """Load a token's B or C: [MODES]."""
     mode = tl.arange(0, MODES)
     offsets = token * token_stride + mode
     return tl.load(

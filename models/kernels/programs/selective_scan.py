@@ -1,10 +1,10 @@
-"""Triton programs of selective_scan.py.
+"""Triton programs for selective_scan.py.
 
     S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t,  y_t = (S_t·C_t + D·x_t)·silu(z_t)
 
-A program is one warp. It holds CHANNELS channels of a head with their states S [MODES, CHANNELS] in
-registers, and scans a chunk of tokens, UNROLL at a time: loads precede the first use, and stores
-follow the last. Sums over channels stay within the warp.
+A program is one warp. It holds a head's CHANNELS channels with their states S [MODES, CHANNELS] in
+registers, and scans a token chunk, UNROLL at a time: loads precede the first use, and stores follow
+the last. Sums over channels stay within the warp.
 
 `A` holds A·log₂e, [MODES, width]. At a document's start, −∞ is added to the decay's logarithm
 (`log_reset`). Tokens outside the row have Δ = 0 and change nothing.
@@ -31,7 +31,7 @@ def selective_scan_chunk_states(
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Contribution of each chunk to the states at its end e, from zeros, and Σ Δ over the chunk.
+    """Each chunk's contribution to the states at its end e, from zeros, and Σ Δ over the chunk.
 
     contribution = Σ_t exp(Σ_{t<r≤e} Δ_r·A)·Δ_t·x_t·B_t.  The sum of Δ is ∞ if a document begins in
     the chunk: then no state passes through it.
@@ -90,7 +90,7 @@ def selective_scan_scan_states(
     """Scan over chunks: S ← exp(A·Σ Δ)·S + contribution, from `initial` (START) or zeros.
 
     `final` receives the last S. WRITE replaces each contribution in `states` by S at the chunk's
-    start. BACKWARD scans the gradients of the states, from the last chunk.
+    start. BACKWARD scans the state gradients, from the last chunk.
     """
     row = tl.program_id(1).to(tl.int64)
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -140,7 +140,7 @@ def selective_scan_forward(
 ):  # fmt: skip
     """y_t = (S_t·C_t + D·x_t)·silu(z_t), with S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t·B_t.
 
-    `states` holds S at the start of each chunk.
+    `states` holds S at each chunk's start.
     """
     row, chunk = tl.program_id(2).to(tl.int64), tl.program_id(0)
     head, channel, channel_mask = program_channels(num_channels, num_blocks, CHANNELS)

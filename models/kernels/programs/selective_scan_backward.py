@@ -1,4 +1,4 @@
-"""Triton programs of selective_scan.py's backward pass; see programs/selective_scan.py."""
+"""Triton programs for selective_scan.py's backward pass; see programs/selective_scan.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def selective_scan_backward_chunk_states(
     PACKED: tl.constexpr, MODES: tl.constexpr, CHANNELS: tl.constexpr, CHUNK: tl.constexpr,
     UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Contribution of each chunk to dS, the gradient of the state before its start k.
+    """Each chunk's contribution to dS, the state gradient before its start k.
 
     contribution = Σ_t exp(Σ_{k≤r≤t} Δ_r·A)·C_t·g_t,  g_t = dy_t·silu(z_t) (`scan_grads`).
     """

@@ -1,8 +1,8 @@
-"""Triton programs of short_convolution.py.
+"""Triton programs for short_convolution.py.
 
-A thread holds a few channels (CHANNELS a program) and filters a span of tokens, in blocks of
-UNROLL. It keeps the last REACH inputs in registers, and backward also as many unfinished gradients
-of inputs; everything is read and written once.
+A thread holds a few channels (CHANNELS a program) and filters a token span, in blocks of UNROLL. It
+keeps the last REACH inputs in registers, and backward also as many unfinished input gradients;
+everything is read and written once.
 
 A block has masks (CARE) where a document begins within its reach, or tokens or channels are
 missing. Such blocks are few: their tokens are a loop, which keeps the program small.
@@ -35,7 +35,7 @@ def _program_span(length, width, SPAN: tl.constexpr, CHANNELS: tl.constexpr):
 def _load_taps(
     taps, skip, channel, width, channels_per_group, REACH: tl.constexpr, SKIP: tl.constexpr
 ):
-    """Load the taps of each channel, latest token first; the skip is added to the first."""
+    """Load each channel's taps, latest token first; the skip is added to the first."""
     loaded = ()
     for lag in tl.static_range(REACH):
         ptrs = taps + channel // channels_per_group * REACH + lag
@@ -48,7 +48,7 @@ def _load_taps(
 
 @triton.jit
 def _load_last_position(positions, first, end, UNROLL: tl.constexpr, PACKED: tl.constexpr):
-    """Return the position in its document of the last token of a block."""
+    """Return the document position of a block's last token."""
     position = first
     if PACKED:
         position = tl.load(positions + tl.minimum(first + UNROLL, end) - 1).to(tl.int32)
@@ -75,7 +75,7 @@ def _load_window(
 
 @triton.jit
 def _shifted(window, w, positions, token, CARE: tl.constexpr, REACH: tl.constexpr):
-    """Return the window of the next token: w, and the earlier inputs that it sees."""
+    """Return the next token's window: w, and the earlier inputs that it sees."""
     shifted = (w,)
     for lag in tl.static_range(1, REACH):
         shifted = shifted + (window[lag - 1],)
@@ -126,7 +126,7 @@ def _forward_block(
     REACH: tl.constexpr, GATED: tl.constexpr, SILU: tl.constexpr, UNROLL: tl.constexpr,
     CARE: tl.constexpr,
 ):  # fmt: skip
-    """Write UNROLL outputs; return the window of the last."""
+    """Write UNROLL outputs; return the last token's window."""
     channel_mask = None
     if CARE:
         channel_mask = channel < width
@@ -277,9 +277,9 @@ def short_convolution_backward(
 ):  # fmt: skip
     """dw_s = Σ_j h[j]·g_{s+j},  dh[j] = Σ_t g_t·w_{t−j},  dbias = Σ_t g_t.
 
-    g_t = dy_t ⊙ q_t ⊙ act' is the gradient of the sum over the taps, so a span reads REACH − 1
-    tokens beyond its end. GATED: dq = dy ⊙ act, dk = dw ⊙ v, dv = dw ⊙ k. `param_grads` holds the
-    sums of a span: REACH rows for the taps, and one for the bias.
+    g_t = dy_t ⊙ q_t ⊙ act' is the gradient for the sum over the taps, so a span reads REACH − 1
+    tokens beyond its end. GATED: dq = dy ⊙ act, dk = dw ⊙ v, dv = dw ⊙ k. `param_grads` holds
+    per-span sums: REACH rows for the taps, and one for the bias.
     """
     start, row, first_channel, span = _program_span(length, width, SPAN, CHANNELS)
     channel = first_channel + tl.arange(0, CHANNELS)

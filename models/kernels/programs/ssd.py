@@ -1,10 +1,10 @@
-"""Triton programs of ssd.py: Δ, and the passes that run forward and backward alike.
+"""Triton programs for ssd.py: Δ, and the passes that run forward and backward alike.
 
     S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t,  y_t = S_t·C_t + D·x_t
 
-A chunk has CHUNK tokens, a span CHUNKS chunks. A program walks along the chunks of a span of one
-head and keeps the state S [HEAD_DIM, STATE_SIZE] in registers; BACKWARD walks from the span's end
-and scans the gradient of the state.
+A chunk has CHUNK tokens, a span CHUNKS chunks. A program walks along a span's chunks for one head
+and keeps the state S [HEAD_DIM, STATE_SIZE] in registers; BACKWARD walks from the span's end and
+scans the state gradient.
 
 Within a chunk that begins at token k, dA_cumsum_t = Σ_{k≤r≤t} Δ_r·A. `decay_from_start` is
 exp(dA_cumsum_t), `decay_to_end` the decay from t to the chunk's end; both are zero across a

@@ -1,15 +1,14 @@
-"""Triton programs of toeplitz.py.
+"""Triton programs for toeplitz.py.
 
-A program holds the filter of one group as matrices of CHUNK × CHUNK,
-H_p[t, s] = h[t − s + p·CHUNK], and walks along CHUNKS streams of the row in parallel: the columns
-of its products are one chunk of each stream, with their channels.
+A program holds one group's filter as CHUNK × CHUNK matrices, H_p[t, s] = h[t − s + p·CHUNK], and
+walks along the row's CHUNKS streams in parallel: the columns in its products are one chunk per
+stream, with its channels.
 
-Documents are kept apart by masking tokens of the products' inputs, never the matrices. Between
+Documents are kept apart by masking tokens in the products' inputs, never the matrices. Between
 chunks only the document that spans them passes: tokens from its first to its last. Within a chunk
 H₀ is multiplied once for each document, as often as the chunk with the most documents needs;
-`document_begin` and `document_end` hold a number for each stream. The loop over documents is a
-`while`: Triton's compiler (3.6 and 3.9) makes no sm_100 program of a `for` that masks the sum of a
-product.
+`document_begin` and `document_end` hold a number per stream. The loop over documents is a `while`:
+Triton's compiler (3.6 and 3.9) compiles no `for` that masks a product's sum for sm_100.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def load_matrices(
 
 @triton.jit
 def repeat_for_channels(stream_values, CHUNKS: tl.constexpr, SIDE: tl.constexpr):
-    """Repeat a number of each stream for its channels: [1, CHUNKS · SIDE]."""
+    """Repeat each stream's number for its channels: [1, CHUNKS · SIDE]."""
     repeated = tl.broadcast_to(stream_values[:, None], [CHUNKS, SIDE])
     return tl.reshape(repeated, [CHUNKS * SIDE])[None, :]
 
@@ -43,7 +42,7 @@ def repeat_for_channels(stream_values, CHUNKS: tl.constexpr, SIDE: tl.constexpr)
 def load_document_starts(positions, first_token, length, CHUNK: tl.constexpr):
     """Return [CHUNK, CHUNKS]: true where a document begins, in the chunks at `first_token`.
 
-    The first document of a row may begin before the row.
+    A row's first document may begin before the row.
     """
     token = first_token[None, :] + tl.arange(0, CHUNK)[:, None]
     position = tl.load(positions + tl.maximum(token, 0), mask=token < length, other=1)
@@ -85,7 +84,7 @@ def max_starts(document_starts):
 
 @triton.jit
 def token_mask(start, channel, end_channel, length, CHUNK: tl.constexpr):
-    """Mask tokens inside the row and channels of the group, [CHUNK, CHUNKS · SIDE]."""
+    """Mask tokens inside the row and channels in the group, [CHUNK, CHUNKS · SIDE]."""
     token = start + tl.arange(0, CHUNK)[:, None]
     return (channel < end_channel) & (token >= 0) & (token < length)
 
@@ -95,7 +94,7 @@ def load_inputs(
     x, history, x_offsets, start, channel, end_channel, length, width,
     REACH: tl.constexpr, CHUNK: tl.constexpr, GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """Load w = k ⊙ v of the chunks at `start` (offsets into x); zeros outside the row."""
+    """Load w = k ⊙ v for the chunks at `start` (offsets into x); zeros outside the row."""
     mask = token_mask(start, channel, end_channel, length, CHUNK)
     if GATED:
         k = tl.load(x + width + x_offsets, mask=mask, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Triton program of toeplitz.py's backward pass, over streams of chunks as in the forward pass."""
+"""Triton programs for toeplitz.py's backward pass, over chunk streams as in the forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _load_filter_grads(
     dy, x, dy_offsets, x_offsets, start, channel, end_channel, length,
     CHUNK: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Load G = q ⊙ dy, the gradient of the filter's output, of the chunks at `start`."""
+    """Load G = q ⊙ dy, the filter output's gradient, for the chunks at `start`."""
     mask = token_mask(start, channel, end_channel, length, CHUNK)
     filter_grad = tl.load(dy + dy_offsets, mask=mask, other=0.0)
     if GATED:
@@ -45,8 +45,8 @@ def _program_streams(
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SIDE: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """Return the program's group, row, part and first channel; by column the channel and the first
-    token of the stream; and the offset from there to the stream's last chunk."""
+    """Return the program's group, row, part and first channel; by column the channel and the
+    stream's first token; and the offset from there to the stream's last chunk."""
     num_columns = width // SHARE * BLOCKS
     group = tl.program_id(0) % num_columns // BLOCKS
     part = tl.program_id(0) // num_columns % num_parts
@@ -72,7 +72,7 @@ def toeplitz_backward(
     """dW_n = Σ_p H_pᵀ·G_{n+p} + skip ⊙ G_n,  dh from Σ_n G_n·W_{n−p}ᵀ,  dskip = Σ G ⊙ W.
 
     G = q ⊙ dy; dq = dy ⊙ y, dk = dw ⊙ v, dv = dw ⊙ k. The streams run from their ends. `block_sums`
-    receives Σ_n G_n·W_{n−p}ᵀ for p < SUMS, whose diagonals sum to the gradients of the taps;
+    receives Σ_n G_n·W_{n−p}ᵀ for p < SUMS, whose diagonals sum to the tap gradients;
     toeplitz_backward_far_sums computes the others. These sums take most registers, so all else is
     loaded again for each chunk, from the cache.
     """
@@ -332,7 +332,7 @@ def toeplitz_backward_far_sums(
 
 @triton.jit
 def _store_sums(block_sums, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
-    """Store the block sums of this program, for p from FROM on."""
+    """Store this program's block sums, for p from FROM on."""
     token = tl.arange(0, CHUNK)
     block_sums += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)
     for index in tl.static_range(len(sums)):

@@ -1,8 +1,8 @@
-"""Loads of programs that walk along tokens, UNROLL at a time.
+"""Loads for programs that walk along tokens, UNROLL at a time.
 
 All loads precede the first use, so that many are in flight. Tokens are counted from the pointers,
-up to `end`. Unless ALL of them exist, tokens outside the range repeat the first or the last one and
-the caller ignores them: that is cheaper than a mask for each. `channel_mask` None: all channels.
+up to `end`. Unless ALL tokens exist, those outside the range repeat the first or the last and the
+caller ignores them: that is cheaper than a mask per token. `channel_mask` None: all channels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def token_mask(token, first, end, channel, width):
 def load_tokens(
     x, first, end, channel, channel_mask, token_stride, ALL: tl.constexpr, UNROLL: tl.constexpr
 ):
-    """Load UNROLL tokens of a tensor: a tuple of vectors of channels."""
+    """Load UNROLL tokens: a tuple of channel vectors."""
     loaded = ()
     for step in tl.static_range(UNROLL):
         token = first + step
@@ -43,7 +43,7 @@ def load_inputs(
     x, first, end, channel, channel_mask, width, token_stride,
     GATED: tl.constexpr, ALL: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """Load w = k ⊙ v, or x itself, of UNROLL tokens in fp32."""
+    """Load UNROLL tokens in fp32: w = k ⊙ v, or x itself."""
     k_or_x = load_tokens(
         x + (width if GATED else 0), first, end, channel, channel_mask, token_stride, ALL, UNROLL
     )
@@ -64,8 +64,8 @@ def load_earlier_input(
     x, history, start, token, channel, length, width, token_stride, history_length,
     GATED: tl.constexpr, HISTORY: tl.constexpr,
 ):  # fmt: skip
-    """Load w of one token, start + token of the row: zeros outside the row, except for HISTORY, the
-    last `history_length` inputs before it, already gated. `token` is a vector too.
+    """Load one token's w, at start + token in the row: zeros outside the row, except for HISTORY,
+    the last `history_length` inputs before it, already gated. `token` is a vector too.
     """
     channel_mask = channel < width
     mask = channel_mask & (start + token >= 0) & (start + token < length)
