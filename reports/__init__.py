@@ -1,1 +1,1 @@
-"""What people look at: the report, the live board, rankings of mixtures, scores."""
+"""What people look at: the report, the live board, mixture rankings, scores."""

@@ -1,9 +1,9 @@
-"""Candidate mixtures of an anneal: mixture files × shares of a grid × seeds.
+"""Resolve an anneal's candidate mixtures: mixture files × grid shares × seeds.
 
 a.yaml b.yaml × --grid math=0.1,0.2 × --seeds 2   ─►   8 runs of 4 candidates
 
 A candidate continues the run at the step. Seed 0 is the exact continuation. Further seeds serve the
-rest of every source's epoch in other orders, so that their scores show the noise.
+remainder of every source's epoch in other orders, so that their scores show the noise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...mixtures.planning.branch_point import check_checkpoint, open_branch_poin
 from ...mixtures.planning.resolve_mixture import resolve_draft
 
 UNITS = 100_000
-"""Shares of a grid are multiples of 1/UNITS: five decimals, as people write them."""
+"""Grid shares are multiples of 1/UNITS: five decimals, as people write them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MixtureCandidate:
     """A mixture with a seed, and its plan."""
 
     name: str
-    """The file's name, and the shares of the grid."""
+    """The file's name, and the grid's shares."""
     seed: int
     """Seed number, from 0; added to the mixture's seed."""
     mixture: Mixture
@@ -44,7 +44,7 @@ def resolve_candidates(
     num_seeds: int,
     overrides: Sequence[str],
 ) -> list[MixtureCandidate]:
-    """Return the planned candidates, or raise the problems of all files together."""
+    """Return the planned candidates, or raise all files' problems together."""
     branch = open_branch_point(after)
     after = replace(after, step=branch.step)
     check_checkpoint(after)
@@ -155,7 +155,7 @@ def _candidates_at(
 def apply_shares(
     point: Mapping[str, float], phase: str, spec: PhaseSpec, *, file: str
 ) -> dict[str, float]:
-    """Return the phase's weights with the shares of a grid point, which sum to 1.
+    """Return the phase's weights with a grid point's shares; they sum to 1.
 
     The sources outside the grid divide the remainder in proportion to their weights.
     """

@@ -138,7 +138,7 @@ def _prepare(run: str, words: tuple[str, ...], options: dict[str, Any]) -> Prepa
 
 
 def _weights(words: tuple[str, ...]) -> dict[str, float]:
-    """Parse the weights of held-out sources in the score."""
+    """Parse the held-out sources' weights in the score."""
     weights = command.named_numbers(words, "--score", "SOURCE=WEIGHT, with a weight of at least 0")
     if weights and not any(weights.values()):
         raise click.UsageError("--score: all weights are 0")
@@ -146,7 +146,7 @@ def _weights(words: tuple[str, ...]) -> dict[str, float]:
 
 
 def _become_task(folder: AnnealFolder, number: int) -> None:
-    """Replace this process, a rank of an array's task, by the `trainer run` of a candidate."""
+    """Replace this process, a rank in an array task, by a candidate's `trainer run`."""
     from ...console.errors import RunError
     from .folder import Entry
     from .train import run_arguments

@@ -1,7 +1,7 @@
-"""The folder of an anneal: a killed command continues from its files.
+"""Read and write an anneal's folder: a killed command continues from its files.
 
 settings.yaml model.yaml    configuration of all runs, and their model
-candidates/00.yaml …        a mixture_file for each run: candidates × seeds
+candidates/00.yaml …        a mixture file for each run: candidates × seeds
 anneal.json                 the request and its runs; written after all files above
 runs/00 …                   the runs
 scores.json anneal.html     the ranking, for programs (`mixtures search`) and for people
@@ -19,7 +19,7 @@ from ...trainer.folders.request_folder import RequestFolder, write
 from .prepare import PreparedAnneal
 
 SETTINGS = "settings.yaml"
-"""The configuration of all runs. It is not called run.yaml, which marks the folder of a run."""
+"""All runs' configuration. It is not called run.yaml, which marks a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Entry:
     name: str
     seed: int
     plan: str
-    """Hash of the plan."""
+    """Plan hash."""
     tokens: int
 
 

@@ -1,4 +1,4 @@
-"""The page of an anneal: ranking, curves, and how the mixtures differ."""
+"""Render an anneal's page: ranking, curves, and how the mixtures differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_DRAWN = 10
 
 
 def anneal_page(ranking: Ranking, run: str, step: int) -> str:
-    """Render a ranking of candidates that continue `run` at `step`."""
+    """Render a ranking of candidates, which continue `run` at `step`."""
     stored_runs = [
         StoredRun.open(RunFolder(candidate.runs[0].folder), candidate.name)
         for candidate in ranking.candidates[:MAX_DRAWN]

@@ -1,7 +1,7 @@
 """Prepare an anneal: resolve the candidates, their configuration and model, and the held-out rows.
 
-All candidates are scored on the same rows: the held-out datasets of all candidates, at the shortest
-sequence length among them.
+All candidates are scored on the same rows: all their held-out datasets, at their shortest sequence
+length.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class AnnealRequest:
     grid: Mapping[str, Sequence[float]]
     num_seeds: int
     overrides: Sequence[str]
-    """Overrides of keys of the runs, and with the prefix `mixture.` of the mixtures."""
+    """Overrides for the runs' keys and, with the prefix `mixture.`, for the mixtures' keys."""
 
 
 @dataclass(frozen=True)
 class PreparedAnneal:
     candidates: Sequence[MixtureCandidate]
     run: RunConfig
-    """Configuration of all runs. A start resolves their ranks and device."""
+    """Configuration for all runs. A start resolves their ranks and device."""
     processes: int | None
-    """Ranks on this machine of the run to continue."""
+    """Ranks on this machine in the run to continue."""
     model: ModelConfig
     request: Mapping[str, Any]
     """Everything that decides the scores, as anneal.json has it."""
@@ -60,7 +60,7 @@ class PreparedAnneal:
 
 
 def prepare(request: AnnealRequest) -> PreparedAnneal:
-    """Resolve and check the candidates and the configuration of their runs."""
+    """Resolve and check the candidates and their runs' configuration."""
     parent = read_run(RunFolder(request.run))
     if parent.mixture is None:
         raise RunError(
@@ -103,7 +103,7 @@ def prepare(request: AnnealRequest) -> PreparedAnneal:
 def _configure_runs(
     request: AnnealRequest, parent: RunConfig, candidates: Sequence[MixtureCandidate]
 ) -> tuple[RunConfig, list[str]]:
-    """Return the configuration of all runs, and the sources without held-out rows.
+    """Return the configuration for all runs, and the sources without held-out rows.
 
     The runs keep the parent's configuration and evaluate on the same held-out rows. Weights come
     from the parent's checkpoint, and each run saves in its folder.

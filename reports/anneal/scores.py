@@ -1,9 +1,9 @@
-"""Rank candidates by held-out bits per byte, and tell differences from the noise of seeds.
+"""Rank candidates by held-out bits per byte, and tell differences from seed noise.
 
-A run's score is the weighted mean of its bits per byte over the held-out sources; a candidate's
-score is the mean over its seeds. The noise is the standard deviation of a score among a candidate's
-seeds, pooled over all candidates. Two candidates differ clearly if the difference between their
-scores exceeds CLEAR_DEVIATIONS standard deviations.
+A run's score is its weighted mean bits per byte over the held-out sources; a candidate's score is
+the mean over its seeds. The noise is a score's standard deviation among a candidate's seeds, pooled
+over all candidates. Two candidates differ clearly if the difference between their scores exceeds
+CLEAR_DEVIATIONS standard deviations.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CLEAR_DEVIATIONS = 2.0
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """A finished run of a candidate."""
+    """A candidate's finished run."""
 
     seed: int
     folder: str
     plan: str
     ledger: str
-    """Last hash of the ledger."""
+    """The ledger's last hash."""
     by_source: Mapping[str, float]
     """Held-out bits per byte."""
     score: float
@@ -48,7 +48,7 @@ class ScoredCandidate:
 
     name: str
     shares: Mapping[str, float]
-    """Share of each source in all tokens of the plan."""
+    """Share of the plan's tokens by source."""
     tokens: int
     runs: Sequence[ScoredRun]
 
@@ -69,9 +69,9 @@ class Ranking:
     candidates: Sequence[ScoredCandidate]
     """The best first."""
     weights: Mapping[str, float]
-    """Weight of each held-out source in a score; they sum to 1."""
+    """Weight in a score by held-out source; they sum to 1."""
     noise: float | None
-    """Standard deviation of a score among seeds; None if every candidate has a single seed."""
+    """A score's standard deviation among seeds; None if every candidate has a single seed."""
     waiting: Sequence[str]
     """Runs that are not finished."""
 
@@ -80,7 +80,7 @@ class Ranking:
         return self.candidates[0]
 
     def standard_error(self, candidate: ScoredCandidate) -> float | None:
-        """Return the standard error of a candidate's score; None without noise."""
+        """Return the standard error for a candidate's score; None without noise."""
         return None if self.noise is None else self.noise / math.sqrt(len(candidate.runs))
 
     def is_clearly_worse(self, candidate: ScoredCandidate) -> bool | None:

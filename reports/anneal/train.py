@@ -48,7 +48,7 @@ def is_finished(folder: AnnealFolder, entry: Entry) -> bool:
 
 
 def run_arguments(folder: AnnealFolder, entry: Entry, processes: int | None) -> list[str]:
-    """Return the arguments of `trainer` that train a candidate's run."""
+    """Return `trainer` arguments that train a candidate's run."""
     return [
         "run",
         str(folder.settings),

@@ -1,4 +1,4 @@
-"""Keep the runs of the page up to date in a thread."""
+"""Keep the page's runs up to date in a thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .runs import BoardRun, find_runs, shortest_names
 log = get_logger(__name__)
 
 POLL_INTERVAL = 1.0
-"""Polling interval of the runs' files in seconds."""
+"""Polling interval for the runs' files, in seconds."""
 REMOTE_POLL_INTERVAL = 15.0
 SCAN_INTERVAL = 10.0
 """Interval between scans for new runs in seconds."""
@@ -66,7 +66,8 @@ class Board:
         self.runs, self.problems = runs_by_id, problems
 
     def refresh(self) -> None:
-        """Read new records of all runs incrementally, in turns: a long file delays no other run."""
+        """Read new records from all runs incrementally, in turns: a long file delays no other
+        run."""
         now = time.monotonic()
         due = [
             run
@@ -80,7 +81,7 @@ class Board:
             refreshes = [refresh for refresh in refreshes if next(refresh, self) is not self]
 
     def summary(self) -> dict[str, Any]:
-        """Return the list of runs that the page polls."""
+        """Return the run list that the page polls."""
         runs = list(self.runs.values())
         names = shortest_names([Path(run.url) for run in runs])
         return {
@@ -109,7 +110,7 @@ class Board:
         self._ended.set()
 
     def measure(self) -> None:
-        """Measure the bytes per token of runs whose tokenizers differ."""
+        """Measure bytes per token for runs whose tokenizers differ."""
         runs = [run for run in self.runs.values() if run.tokenizer is not None]
         if len({run.tokenizer for run in runs}) < 2:
             return

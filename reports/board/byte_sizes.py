@@ -1,7 +1,7 @@
 """Convert losses from nats per token to bits per byte.
 
-The bytes per token of a source are measured on the source's dataset: on all tokens, or on SPANS
-evenly spaced spans of a large dataset.
+A source's bytes per token are measured on its dataset: on all tokens, or on SPANS evenly spaced
+spans of a large dataset.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BytesPerToken = dict[str, float]
 
 @dataclass(frozen=True)
 class ByteSizes:
-    """Bytes per token of a run's training and held-out datasets."""
+    """Bytes per token in a run's training and held-out datasets."""
 
     trained: BytesPerToken
     held_out: BytesPerToken
@@ -56,8 +56,8 @@ def bits_per_nat(
 ) -> dict[str, Float64 | float]:
     """Return factors from nats per token to bits per byte, by loss curve.
 
-    `weights` are the loss weights by source [steps], NaN for none. The factors of `loss` are an
-    array [steps]; those of a source are constant.
+    `weights` are the loss weights by source [steps], NaN for none. The factors for `loss` are an
+    array [steps]; a source's factor is constant.
     """
     known = {name: np.nan_to_num(weight) for name, weight in weights.items()}
     tokens = sum(known.values())
@@ -68,7 +68,7 @@ def bits_per_nat(
 
 
 def convert_entry(entry: dict[str, Any], sizes: BytesPerToken) -> dict[str, Any]:
-    """Return a line of metrics or evaluations with losses in bits per byte."""
+    """Return a metrics or evaluation line with losses in bits per byte."""
     sources = entry["sources"]
     tokens = sum(source["weight"] for source in sources.values())
     num_bytes = sum(source["weight"] * sizes[name] for name, source in sources.items())
@@ -83,7 +83,7 @@ def convert_entry(entry: dict[str, Any], sizes: BytesPerToken) -> dict[str, Any]
 
 
 def bits_per_byte(nats: float, size: float) -> float:
-    """Convert a loss in nats per token; `size` is the mean bytes of a token."""
+    """Convert a loss in nats per token; `size` is the mean bytes per token."""
     return nats / math.log(2) / size
 
 

@@ -1,4 +1,4 @@
-"""Parse lines of metrics, signals or evaluations into columns of numbers.
+"""Parse metrics, signal or evaluation lines into numeric columns.
 
 {"step": 7, "loss": 2.5, "sources": {"web": {"loss": 2.4, "rows": 6}}, …}
     ──► step, loss, loss/web, rows/web, …
@@ -23,14 +23,14 @@ from ...trainer.loop.metrics import GROUPS, grouped_metrics
 COUNTS = ("rows", "weight")
 """Fields that are 0 for a source without an entry."""
 LARGEST = float(np.finfo(np.float32).max)
-"""Values of curves are float32, and clipped to this."""
+"""Curve values are float32, and clipped to this."""
 NOT_CURVES = ("row", "back_to")
 """Numbers in a line that are not drawn."""
 
 
 def columns(lines: bytes, file: str) -> tuple[dict[str, Float64], Float64, Float64]:
     """Parse complete lines. Return the columns by name [lines], with NaN for missing numbers, and
-    the sizes in bytes and checksums of the lines [lines]."""
+    per-line sizes in bytes and checksums [lines]."""
     import pyarrow as pa
     from pyarrow.json import ReadOptions, read_json
 
@@ -89,7 +89,7 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
 
 
 def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a struct column; where a struct is missing, so are the fields."""
+    """Yield a struct column's fields; where a struct is missing, so are the fields."""
     names = (field.name for field in struct.type)
     return zip(names, struct.flatten(), strict=True)
 

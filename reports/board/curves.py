@@ -1,9 +1,9 @@
-"""Encode the curves of a window for the page, which asks for them at each zoom.
+"""Encode a window's curves for the page, which asks for them at each zoom.
 
     uint32 length of the head | head: JSON, padded with spaces to a multiple of 8
-    for each run and table: x, first, last as float64, then mean, low, high of each curve as float32
+    for each run and table: x, first, last as float64, then mean, low, high by curve as float32
 
-All numbers are little-endian; a table whose float32 values end in the middle of 8 bytes is padded.
+All numbers are little-endian; a table with an odd number of float32 values is padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .runs import BoardRun
 AXES = ("step", "tokens", "hours")
 MAX_WIDTH = 4000
 MIN_LOG_START = 1e-9
-"""Start of a logarithmic axis relative to the end, if the window begins at 0."""
+"""A logarithmic axis's start relative to its end, if the window begins at 0."""
 
 
 def encode_curves(
@@ -78,7 +78,7 @@ def encode_curves(
 
 
 def _weight_curves(sizes: BytesPerToken) -> list[str]:
-    """Return the curves of loss weights, which the conversion to bits per byte needs."""
+    """Return the loss-weight curves, which the conversion to bits per byte needs."""
     return [f"weight/{name}" for name in sizes]
 
 
@@ -102,7 +102,7 @@ def convert_window(window: Window, sizes: BytesPerToken) -> Window:
 def _log_window(
     levels: Levels, names: Sequence[str], axis: str, low: float, high: float, width: int
 ) -> Window:
-    """Return a window of several joined windows, each FACTOR times as long as the one before."""
+    """Return a window joined from several, each FACTOR times as long as the one before."""
     x = levels.axis(axis)
     if not len(x):
         return levels.window(names, axis, low, high, width)

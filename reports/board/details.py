@@ -22,13 +22,13 @@ MAX_COLUMNS = 240
 MEMORY = ("memory", "measured")
 """Events with the memory by rank."""
 SHOWN_ELSEWHERE = ("checkpoint", "memory")
-"""Events that other parts of the page show."""
+"""Events that the page shows elsewhere."""
 AXES = ("pp", "dp", "cp", "tp")
-"""Axes of the grid of ranks; neighbours on the first are farthest apart."""
+"""Axes of the rank grid; neighbours on the first are farthest apart."""
 
 
 def summary(run: BoardRun) -> dict[str, Any]:
-    """Return a run's entry in the list of runs."""
+    """Return a run's entry in the run list."""
     metrics, last = run.metrics, {}
     entries = metrics.index.entries
     if entries:
@@ -118,7 +118,7 @@ def _position(run: BoardRun, step: int) -> dict[str, float | None]:
 
 
 def details(run: BoardRun) -> dict[str, Any]:
-    """Return what the page shows of a run besides its curves."""
+    """Return what the page shows about a run besides its curves."""
     events = [event for event in run.events if event["event"] not in SHOWN_ELSEWHERE]
     return {
         "files": [name for name in FILES if storage.exists(storage.join(run.url, name))],
@@ -143,7 +143,7 @@ def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
 
 
 def _recalled(run: BoardRun) -> Iterator[dict[str, Any]]:
-    """Yield the valid lines of recall.jsonl."""
+    """Yield the valid lines in recall.jsonl."""
     file = storage.join(run.url, files.RECALL)
     data = storage.read(file) if storage.exists(file) else b""
     for line in data.splitlines(keepends=True):
@@ -228,7 +228,7 @@ def _stretches(phase: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _shares(stretches: Sequence[dict[str, Any]]) -> list[float]:
-    """Return the mean shares of stretches, weighted by rows."""
+    """Return the stretches' mean shares, weighted by rows."""
     rows = np.array([stretch["rows"] for stretch in stretches], np.float64)
     weights = np.array([stretch["weights"] for stretch in stretches], np.float64)
     shares = rows @ (weights / weights.sum(axis=1, keepdims=True)) / rows.sum()
@@ -327,7 +327,7 @@ def _state(checkpoint: str) -> dict[str, Any]:
 
 
 LIST_KEYS = ("memory", "phases", "memory_phases")
-"""Keys of events whose lists can be as long as the number of ranks."""
+"""Event keys whose lists can have an entry per rank."""
 
 
 def _without_lists(event: dict[str, Any]) -> dict[str, Any]:

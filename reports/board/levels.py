@@ -1,4 +1,4 @@
-"""Store a run's curves at several levels of detail.
+"""Store a run's curves at several resolutions.
 
     entries   0 1 2 3 4 5 6 7 | 8 …          for each line: 4 bytes
     level 1   min max mean count | …         for each 8 entries: 16 bytes
@@ -37,7 +37,7 @@ VERSION = 1
 FACTOR = 8
 LEVELS = 6
 CHUNK = 8 << 20
-"""Bytes of lines in memory at once."""
+"""Bytes in memory at once."""
 BUCKET = np.dtype([("low", "<f4"), ("high", "<f4"), ("mean", "<f4"), ("count", "<f4")])
 AXES = ("step", "tokens", "hours", "at", "sum")
 """Columns in 8 bytes, without levels: three axes, and the line's offset and checksum."""
@@ -52,17 +52,17 @@ class Index:
     version: int = VERSION
     entries: int = 0
     offset: int = 0
-    """End of these lines in the file, in bytes."""
+    """Offset in the file where these lines end, in bytes."""
     series: dict[str, int] = field(default_factory=dict)
     """File number by curve."""
 
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """Curves of a window, in buckets. All arrays have a value for each bucket."""
+    """Curves in a window, by bucket. All arrays have a value for each bucket."""
 
     x: Float64
-    """Middle of the bucket on the axis."""
+    """The bucket's middle on the axis."""
     first: Float64
     """First step."""
     last: Float64
@@ -72,13 +72,13 @@ class Window:
 
 
 class Levels:
-    """The curves of a file of lines, at all levels of detail."""
+    """A file's curves, at all resolutions."""
 
     def __init__(self, file: str, folder: Path, chunk_bytes: int = CHUNK) -> None:
         self.file, self.chunk_bytes = file, chunk_bytes
         self.folder = folder
         self.size = 0
-        """Bytes of the file at the last poll."""
+        """The file's bytes at the last poll."""
         self.index = self._load_index()
 
     def refresh(self) -> Iterator[None]:
@@ -134,7 +134,7 @@ class Levels:
         return np.fromfile(file, "<f4", end_entry - first_entry, offset=4 * first_entry)
 
     def entry(self, step: int) -> int | None:
-        """Return the number of a step's entry; None if the step has no line."""
+        """Return a step's entry number; None if the step has no line."""
         steps = self.axis("step")
         entry = int(np.searchsorted(steps, step))
         return entry if entry < len(steps) and steps[entry] == step else None
@@ -145,7 +145,7 @@ class Levels:
         return decode_line(line) if self._is_valid(line, entry) else None
 
     def _read_chunk(self) -> bool:
-        """Read a chunk of new lines; return False if there is no complete line."""
+        """Read a chunk of new lines; return False if no line is complete."""
         index = self.index
         end = min(self.size, index.offset + self.chunk_bytes)
         data = storage.read(self.file, index.offset, end)
@@ -200,7 +200,7 @@ class Levels:
             _write_at(self._path(number, level), start, finer)
 
     def _read_buckets(self, index: Index, name: str, level: int, first: int, end: int) -> Any:
-        """Read buckets of a level; an entry counts as a bucket with a single value."""
+        """Read a level's buckets; an entry counts as a bucket with a single value."""
         file = self._path(index.series[name], level)
         dtype = np.dtype("<f4") if level == 0 else BUCKET
         values = np.fromfile(file, dtype, end - first, offset=first * dtype.itemsize)
@@ -304,6 +304,6 @@ def _merge(values: Any, size: int) -> Any:
 
 
 def _merge_groups(buckets: Any, group_size: int) -> tuple[Float32, Float32, Float32]:
-    """Return mean, minimum and maximum of groups of buckets."""
+    """Return mean, minimum and maximum by bucket group."""
     merged = buckets if group_size == 1 else _merge(buckets, group_size)
     return tuple(np.ascontiguousarray(merged[name]) for name in ("mean", "low", "high"))  # type: ignore[return-value]

@@ -14,11 +14,11 @@ from .runs import BoardRun
 PAGE_ROWS = 8
 """Rows on a page."""
 MAX_CHARACTERS = 20_000
-"""Characters of a document's piece that are shown, at most."""
+"""Maximum number of characters shown from a document's piece."""
 
 
 class StepRows:
-    """Audits steps of runs, and caches the last plan and the last step."""
+    """Audits runs' steps, and caches the last plan and the last step."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,8 +26,8 @@ class StepRows:
         self._audited: tuple[tuple[str, int], list[AuditedRow], bool] | None = None
 
     def page(self, run: BoardRun, step: int, first: int) -> dict[str, Any]:
-        """Return the step's rows from number `first` (0 is the step's first row), and its line of
-        metrics with the line before."""
+        """Return the step's rows from number `first` (0 is the step's first row), and its metrics
+        line with the line before."""
         entry = run.metrics.entry(step)
         metrics: dict[str, Any] = {"run": run.id, "step": step, "metrics": None, "before": None}
         if entry is not None:

@@ -26,20 +26,20 @@ T = TypeVar("T")
 MAX_DEPTH = 4
 """Folder levels between a place in a store and its runs, at most."""
 NUMBERED = re.compile(r"(runs|trials)/[\d-]+")
-"""End of the path of a run that a request started."""
+"""Path end of a run that a request started."""
 WRITTEN_BY_STARTS = frozenset({files.ABOUT, METRICS, files.EVENTS})
 """Files that a start writes; without them, a person may have written the run.yaml."""
 STARTS = ("start", "resume")
 SKIPPED = ("spike", "not finite")
-"""Events of skipped steps."""
+"""Events about skipped steps."""
 ENDS = {"finish": "finished", "stop": "interrupted", "fail": "failed"}
 NOT_STARTED = "not started"
-"""No event: the ranks of no start have joined."""
+"""No event: no start's ranks have joined."""
 RUNNING = "running"
 KILLED = "killed"
 """The last event is not an end, and the process that held the folder's lock has ended."""
 UNSCORED = "unscored"
-"""All steps were taken, and the scores of the last checkpoint are missing."""
+"""All steps were taken, and the last checkpoint's scores are missing."""
 
 
 def derive_status(
@@ -57,8 +57,8 @@ def derive_status(
 
 
 def shortest_names(folders: Sequence[Path]) -> list[str]:
-    """Return the shortest unique end of each path. A number is no name: the run of a request is
-    called `anneal/runs/00`."""
+    """Return each path's shortest unique end. A number is no name: a request's run is called
+    `anneal/runs/00`."""
     paths = [folder.resolve().parts for folder in folders]
     names = []
     for path in paths:
@@ -113,7 +113,7 @@ def inner_folders(folder: Path) -> list[Path]:
 
 
 def read_settings(run: str) -> dict[str, Any]:
-    """Read the settings of a run, its model and its mixture, by dotted path."""
+    """Read all settings by dotted path: the run's, its model's and its mixture's."""
     settings = {
         **_read_yaml(run, files.RUN),
         "model": _read_yaml(run, files.MODEL),
@@ -143,7 +143,7 @@ def _end_step(plan: dict[str, Any]) -> int:
 
 
 def _read_yaml(run: str, name: str) -> dict[str, Any]:
-    """Read a YAML file of the run; empty if there is none."""
+    """Read a YAML file in the run's folder; empty if there is none."""
     url = storage.join(run, name)
     if not storage.exists(url):
         return {}
@@ -159,7 +159,7 @@ class BoardRun:
         # a run has the same id under any path that leads to it
         self.id = hashlib.sha256(place.encode()).hexdigest()[:12]
         self.number = 0
-        """Number of the run's colour: the lowest that was free when the run appeared."""
+        """The run's colour number: the lowest that was free when the run appeared."""
         folder = _levels_folder(url, self.id)
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
@@ -167,20 +167,20 @@ class BoardRun:
         self.events: list[dict[str, Any]] = []
         self.scores: list[dict[str, Any]] = []
         self.settings: dict[str, Any] = {}
-        """Settings of the run, its model and its mixture, by dotted path; empty if they cannot be
-        read."""
+        """All settings by dotted path: the run's, its model's and its mixture's; empty if they
+        cannot be read."""
         self.plan: dict[str, Any] | None = None
         """The stored plan; None for synthetic rows, or if it cannot be read."""
         self.version = 0
         """How often settings or plan were read: a start may change them."""
         self.sizes: ByteSizes | None = None
-        """Bytes per token of the sources, after `measure`."""
+        """Bytes per token by source, after `measure`."""
         self.sizes_problem: str | None = None
         """Why `measure` failed."""
         self.problem: str | None = None
         """Errors in the run's files; curves end at the first damaged line."""
         self._states: dict[str, object] = {}
-        """States of the small files at their last reading."""
+        """The small files' states at their last reading."""
         self._damage: dict[str, str] = {}
         """Errors in the small files, by file."""
 
@@ -198,7 +198,7 @@ class BoardRun:
 
     @property
     def plan_problem(self) -> str | None:
-        """Error of the stored plan, if it cannot be read."""
+        """The stored plan's error, if it cannot be read."""
         return self._damage.get(files.PLAN)
 
     @property
@@ -210,7 +210,7 @@ class BoardRun:
         return None if vocabulary is None else f"synthetic {vocabulary}"
 
     def measure(self) -> None:
-        """Measure the bytes per token of the run's sources, or record why that fails."""
+        """Measure the bytes per token for the run's sources, or record why that fails."""
         try:
             if self.plan is None:
                 synthetic = f"the rows of {self.url} are synthetic and have no bytes"
@@ -234,7 +234,7 @@ class BoardRun:
         }
 
     def _held_out_urls(self) -> dict[str, str]:
-        """Return the URLs of the held-out datasets by source."""
+        """Return the held-out dataset URLs by source."""
         about = storage.join(self.url, files.ABOUT)
         if not storage.exists(about):
             return {}
@@ -289,7 +289,7 @@ class BoardRun:
         return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def training_levels(self, name: str) -> Levels:
-        """Return the levels that have a training curve: those of signals, or of all steps."""
+        """Return the levels that have a training curve: the signals', or those for all steps."""
         return self.signals if name in self.signals.index.series else self.metrics
 
     @property
@@ -308,7 +308,7 @@ class BoardRun:
 
     @property
     def last_step(self) -> int | None:
-        """One past the last step of the plan."""
+        """One past the plan's last step."""
         if self.plan:
             return _end_step(self.plan)
         steps = self.settings.get("synthetic.steps")
@@ -317,8 +317,8 @@ class BoardRun:
     def _read_lines(
         self, name: str, previous: list[dict[str, Any]], fields: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Read the lines of a small file, and record lines without all `fields` as damage. Return
-        the previous lines if the file has not changed."""
+        """Read a small file's lines, and record lines without all `fields` as damage. Return the
+        previous lines if the file has not changed."""
 
         def read(run: str) -> list[dict[str, Any]]:
             file = storage.join(run, name)
@@ -352,7 +352,7 @@ def _levels_folder(url: str, id: str) -> Path:
 
 
 def _urls(plan: dict[str, Any]) -> dict[str, str]:
-    """Return the dataset URLs of a stored plan by source."""
+    """Return a stored plan's dataset URLs by source."""
     return {source["name"]: source["url"] for source in plan["sources"]}
 
 

@@ -1,11 +1,11 @@
 """Serve the page on this machine alone, behind a token.
 
     http://127.0.0.1:8688/TOKEN/             the page, which asks for everything below
-    http://127.0.0.1:8688/TOKEN/api/runs     the list of runs
+    http://127.0.0.1:8688/TOKEN/api/runs     the run list
 
-Other users of the machine, and pages of other sites in the same browser, do not know the token. The
+Other users on the machine, and other sites' pages in the same browser, do not know the token. The
 Host header must name this machine: a site whose name resolves to 127.0.0.1 is refused. The server
-writes nothing but the levels of curves.
+writes nothing but the curves' levels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = get_logger(__name__)
 HOST = "127.0.0.1"
 PORT = 8688
 HOSTS = (HOST, "localhost", "[::1]")
-"""Names of this machine in a browser; an SSH tunnel may change the port."""
+"""This machine's names in a browser; an SSH tunnel may change the port."""
 STATIC = Path(__file__).parent / "static"
 PAGES = {
     "": ("index.html", "text/html; charset=utf-8"),
@@ -72,7 +72,7 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log an error, except of connections that a browser resets when it closes the page."""
+        """Log an error, except from connections that a browser resets when it closes the page."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("a connection failed")
 
@@ -182,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _file(run: BoardRun, name: str) -> bytes:
-    """Read a file of a run. Links out of the run's folder are refused: the run may be another
+    """Read a run's file. Links out of the run's folder are refused: the run may be another
     user's."""
     url = storage.join(run.url, name)
     if storage.is_local(url):

@@ -1,4 +1,4 @@
-"""Draw a run's draw_mixture, and the schedule of its draw_schedule."""
+"""Draw a run's mixture, and its pipeline schedule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw_mixture(run: RunData) -> str:
 
 
 def draw_schedule(schedule: dict[str, Any]) -> tuple[str, str]:
-    """Draw a step of the first phase. Return the drawing and a caption."""
+    """Draw a step in the first phase. Return the drawing and a caption."""
     caption = (
         f"{schedule['name']}, {schedule['drawn']} of {schedule['micro_batches']} micro-batches; "
         f"{schedule['bubble']:.1%} of a step idle, by the layers' operations"

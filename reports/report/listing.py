@@ -27,12 +27,12 @@ class ListedRun:
     step: int | None = None
     """Steps taken so far."""
     last_step: int | None = None
-    """Steps of the plan."""
+    """Planned steps."""
     tokens: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     checkpoint: int | None = None
-    """Step of the latest checkpoint that has a manifest."""
+    """Step at the latest checkpoint that has a manifest."""
     changed: float | None = None
     """Time of the latest step or event, in seconds since 1970."""
     problem: str | None = None

@@ -16,7 +16,7 @@ Column = dict[str, float]
 
 
 def losses_section(runs: Sequence[RunData]) -> str:
-    """Render the table, with columns for each run; empty for runs of synthetic rows."""
+    """Render the table, with columns for each run; empty for runs on synthetic rows."""
     if not any(run.stored.sources for run in runs):
         return ""
     columns_by_run = [_columns(run) for run in runs]
@@ -92,7 +92,7 @@ def _losses(entries: Sequence[dict[str, Any]]) -> Column:
 
 
 def _in_bits(losses: Column, sizes: BytesPerToken, overall: float | None) -> Column:
-    """Return the losses in bits per byte; `overall` is that of all sources."""
+    """Return the losses in bits per byte; `overall` is the loss over all sources."""
     by_source = {
         source: bits_per_byte(losses[source], size)
         for source, size in sizes.items()

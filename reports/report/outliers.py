@@ -17,14 +17,14 @@ class OutlierStep:
     """A step whose loss, or a source's loss, stands out from the steps before."""
 
     entry: dict[str, Any]
-    """Its line of metrics.jsonl."""
+    """Its line in metrics.jsonl."""
     usual: float
-    """Median loss of the steps before."""
+    """Median loss over the steps before."""
     deviations: float
     risen: list[tuple[str, float, float | None]]
     """Sources that caused it, largest contribution first: name, loss, and usual loss."""
     usual_norm: float | None
-    """Median gradient norm of the steps before."""
+    """Median gradient norm over the steps before."""
     events: list[str]
     """Phase starts, resumes and skipped steps shortly before."""
 

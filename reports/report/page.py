@@ -1,4 +1,4 @@
-"""Render the page of a run."""
+"""Render a run's page."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .reading.candidates import DEVIATIONS, WINDOW
 from .reading.data import RunData
 
 MAX_RANKS = 8
-"""Ranks whose memory is listed; of more ranks, the range is."""
+"""Ranks whose memory is listed; for more ranks, the range is."""
 PROFILES = "steps-*.rank-0.txt"
 """Tables of traced steps; those of other ranks stay in the folder."""
 MAX_SKIPPED = 10
-"""Skipped steps that are listed at the start of the run, and as many at the end."""
+"""Skipped steps listed at the run's start, and as many at its end."""
 
 
 def run_page(run: RunData) -> str:
@@ -73,7 +73,7 @@ def run_page(run: RunData) -> str:
 
 
 def _failure(run: RunData) -> str:
-    """Render the error of a failed run, which stands first on the page."""
+    """Render a failed run's error, which stands first on the page."""
     return f'<section class="failure"><pre>{escape(run.error)}</pre></section>' if run.error else ""
 
 
@@ -294,7 +294,7 @@ def _configuration(run: RunData) -> str:
 
 
 def _attested(event: dict[str, Any]) -> str:
-    """Describe the attestation of a start."""
+    """Describe a start's attestation."""
     failed = f"; plain torch in place of {', '.join(event['failed'])}" if event["failed"] else ""
     return f"{event['what']} ({event['digest']}){failed}"
 

@@ -11,7 +11,7 @@ from ...trainer.accounting.measured import format_phases
 
 
 def table(comparison: dict[str, Any]) -> tuple[str, str]:
-    """Render a comparison of `trainer/accounting/measured.py`. Return the table and a caption."""
+    """Render a comparison from `trainer/accounting/measured.py`. Return the table and a caption."""
     rows = [
         _row(
             f"step of {phase['phase']}",

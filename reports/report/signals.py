@@ -10,7 +10,7 @@ from .reading.data import RunData
 
 
 def stragglers(run: RunData) -> str:
-    """Render the events of ranks that were slow in many consecutive steps."""
+    """Render the events about ranks that were slow in many consecutive steps."""
     events = [event for event in run.events if event["event"] in (BEGINS, ENDS)]
     if not events:
         return ""

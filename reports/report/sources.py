@@ -1,6 +1,6 @@
 """Render a run's datasets: documents, stored fields and views.
 
-Only local datasets are read: the page of a run must not wait for a store.
+Only local datasets are read: a run's page must not wait for a store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADINGS = ("source", "dataset", "documents", "tokens", "fields", "view")
 
 
 def table(plan: Plan) -> str:
-    """Render the table of datasets; empty if no dataset can be read on this machine."""
+    """Render the dataset table; empty if no dataset can be read on this machine."""
     rows = [_cells(source) for source in plan.sources]
     if all(cells is None for cells in rows):
         return ""

@@ -25,9 +25,10 @@ DEVICE_CURVES = ("mfu", "hfu", "memory")
 
 DIFFERENCE = "difference"
 MAX_SMOOTHING = 9
-"""Buckets in a moving mean of the loss, at most: the difference of single steps is noise."""
+"""Maximum number of buckets in the loss's moving mean: differences between single steps are
+noise."""
 MIN_WINDOWS = 100
-"""Windows of the moving mean in a curve, at least."""
+"""Minimum number of moving-mean windows in a curve."""
 
 CONTROLS = '<div class="controls" id="controls"></div><div class="legend" id="runs"></div>'
 WIDE = '<div class="panels" id="curves"></div>'
@@ -73,7 +74,7 @@ def style() -> str:
 
 
 def _summary(run: RunData, outliers: Sequence[OutlierStep]) -> dict[str, Any]:
-    """Return a run as the panels take it, like an entry of the board's list of runs."""
+    """Return a run as the panels take it, like an entry in the board's run list."""
     table, series = run.table, list(_visible_curves(run.table))
     root = shlex.quote(str(run.folder.root))
     axes = {"step": table.step, "tokens": table.tokens, "hours": table.hours}

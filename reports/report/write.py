@@ -1,4 +1,4 @@
-"""Write the report of a run, or a comparison of several, as a self-contained HTML file."""
+"""Write a run's report, or a comparison between runs, as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 
 def write_report(folders: Sequence[str], out: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Write the report of a run, or the comparison of several. Return its path and a summary."""
+    """Write a run's report, or a comparison between runs. Return its path and a summary."""
     names = shortest_names([Path(folder) for folder in folders])
     if len(set(names)) < len(names):
         raise MisuseError("one run is named twice", where=", ".join(names))

@@ -46,8 +46,8 @@ def _table(by_step: Mapping[int, Mapping[tuple[str, str], str]]) -> str:
 def compare_scores(
     runs: Mapping[str, tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]],
 ) -> str:
-    """Render the newest scores and recall of several runs side by side. `runs` has the entries of
-    both by run."""
+    """Render the newest scores and recall of several runs side by side. `runs` has both kinds of
+    entries by run."""
     columns = [_newest(scores, recall) for scores, recall in runs.values()]
     keys = dict.fromkeys(key for column in columns for key in column)
     if not keys:

@@ -1,4 +1,4 @@
-"""Read the data of reports in a single pass over a run's lines, without torch, in little memory.
+"""Read a report's data in a single pass over a run's lines, without torch, in little memory.
 
 metrics.jsonl ─► chunks ─┬─► totals        sums of all lines, exact
                          ├─► buckets       curves as the page draws them

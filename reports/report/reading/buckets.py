@@ -1,7 +1,7 @@
 """Reduce curves to buckets: mean, minimum and maximum over neighbouring lines.
 
-A short file has a bucket for each line. In a long file, the first buckets are smaller, so that the
-start of a run stays visible on a logarithmic axis.
+A short file has a bucket for each line. In a long file, the first buckets are smaller, so that a
+run's start stays visible on a logarithmic axis.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_drawn(column: str) -> bool:
 
 
 class CurveBuckets:
-    """Reduces the chunks of a file, which are added in order."""
+    """Reduces a file's chunks, which are added in order."""
 
     def __init__(self, num_lines: int, max_buckets: int) -> None:
         self.starts = _bucket_starts(num_lines, max_buckets)

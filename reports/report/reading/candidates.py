@@ -15,12 +15,12 @@ DEVIATIONS = 6.0
 MIN_DISTANCE = 10
 """Steps between outliers; nearer ones are the same event."""
 MAX_OUTLIERS = 10
-"""Rows of the table; metrics.jsonl has all steps."""
+"""Rows in the table; metrics.jsonl has all steps."""
 
 
 class OutlierCandidates:
-    """Collects outlier candidates from the chunks of a file, which are added in order. Skipped
-    steps are not among them."""
+    """Collects outlier candidates from a file's chunks, which are added in order. Skipped steps are
+    not among them."""
 
     def __init__(self) -> None:
         self.candidates: list[tuple[float, int, int]] = []
@@ -52,8 +52,8 @@ class OutlierCandidates:
         return sorted(outliers, key=lambda outlier: outlier[1])
 
     def _deviations(self, name: str, losses: Float64) -> Float64:
-        """Return by how many deviations each loss exceeds the median of the window before; 0 if
-        the window has a loss as high."""
+        """Return by how many deviations each loss exceeds the preceding window's median; 0 if the
+        window has a loss as high."""
         earlier = self._windows.get(name, np.empty(0))
         history = np.concatenate([earlier, losses])
         self._windows[name] = history[-WINDOW:]

@@ -1,4 +1,4 @@
-"""Read the lines of a long file chunk by chunk, as columns of numbers."""
+"""Read a long file's lines chunk by chunk, as numeric columns."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...board.byte_sizes import BytesPerToken, bits_per_nat
 from ...board.columns import columns, valid_bytes
 
 CHUNK = 2 << 20
-"""Bytes of lines in memory at once."""
+"""Bytes in memory at once."""
 
 
 @dataclass(frozen=True)
 class LineChunk:
-    """Whole lines of a file."""
+    """Complete consecutive lines."""
 
     first: int
-    """Number of the first line in the file."""
+    """The first line's number in the file."""
     lines: bytes
     columns: dict[str, Float64]
     offsets: Float64
-    """Offset of each line in the file, in bytes."""
+    """Byte offset in the file, by line."""
 
     def __len__(self) -> int:
         return len(self.offsets)

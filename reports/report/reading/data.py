@@ -27,7 +27,7 @@ from .stored import StoredRun
 from .totals import Totals
 
 MAX_BUCKETS = 2000
-"""Buckets of a page, over all runs: more would not be visible, and the file must open at once."""
+"""Buckets on a page, over all runs: more would not be visible, and the file must open at once."""
 MIN_BUCKETS = 400
 
 
@@ -57,7 +57,7 @@ class RunData:
     signals_table: CurveTable
     """Curves over the steps that record signals."""
     first: dict[str, Any]
-    """First line of the metrics."""
+    """First line in the metrics."""
     events: list[dict[str, Any]]
     evaluation: dict[str, Any] | None
     """Last evaluation."""
@@ -88,7 +88,7 @@ class RunData:
         chunk_bytes: int = CHUNK,
     ) -> RunData:
         """Read a run for a page with `num_runs` runs; with `sizes`, losses are in bits per byte.
-        About `chunk_bytes` of its metrics are in memory at once."""
+        About `chunk_bytes` bytes from its metrics are in memory at once."""
         folder = run.folder
         num_steps, end = count_lines(folder.metrics, chunk_bytes)
         if not num_steps:
@@ -158,7 +158,7 @@ class RunData:
 
     @cached_property
     def last(self) -> list[dict[str, Any]]:
-        """Lines of the last tenth of the steps, at most 50."""
+        """Lines for the last tenth of the steps, at most 50."""
         sizes = self.sizes
         return [
             convert_entry(entry, sizes.trained) if sizes else entry for entry in self.totals.last
@@ -166,12 +166,12 @@ class RunData:
 
     @property
     def last_token(self) -> int:
-        """End of the last step; charts end there."""
+        """The last step's end; charts end there."""
         return int(self.last[-1]["tokens"])
 
     @property
     def tokens(self) -> int:
-        """Tokens of the steps so far."""
+        """Tokens in the steps so far."""
         return self.last_token - self.plan.first_token
 
     @property
@@ -189,7 +189,7 @@ class RunData:
 
     @property
     def error(self) -> str | None:
-        """Error of a failed run."""
+        """A failed run's error."""
         last = self.events[-1] if self.events else {}
         return str(last["error"]) if last.get("event") == "fail" else None
 
@@ -200,7 +200,7 @@ class RunData:
 
     @property
     def skipped(self) -> list[dict[str, Any]]:
-        """Events of steps whose updates are not in the weights."""
+        """Events about steps whose updates are not in the weights."""
         steps = set(self.totals.skipped)
         events = {e["step"]: e for e in self.events if e["event"] in SKIPPED and e["step"] in steps}
         return [events[step] for step in sorted(events)]
@@ -211,12 +211,12 @@ class RunData:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the last steps."""
+        """Mean loss over the last steps."""
         return mean_loss(self.last)
 
     @property
     def bits(self) -> float | None:
-        """Mean loss of the last steps in bits per byte; None where the bytes are not known."""
+        """Mean loss over the last steps in bits per byte; None where the bytes are not known."""
         if self.sizes is not None:
             return self.loss
         sizes = self.stored.sizes
@@ -231,12 +231,12 @@ class RunData:
 
     @property
     def held_out(self) -> float | None:
-        """Loss of the last evaluation."""
+        """Loss in the last evaluation."""
         return self.evaluation["loss"] if self.evaluation else None
 
     @property
     def held_out_bits(self) -> float | None:
-        """Loss of the last evaluation in bits per byte; None where the bytes are not known."""
+        """Loss in the last evaluation in bits per byte; None where the bytes are not known."""
         if self.sizes is not None or self.evaluation is None:
             return self.held_out
         sizes = self.stored.sizes
@@ -289,7 +289,7 @@ def _read_sparse(
     file: Path, steps: CurveTable, sizes: ByteSizes | None, max_buckets: int
 ) -> CurveTable:
     """Read curves of evaluations or signals, which only some steps have. Hours are interpolated
-    from those of the steps."""
+    from the steps' hours."""
     num_lines, end = count_lines(file)
     buckets = CurveBuckets(num_lines, max_buckets)
     for chunk in chunks(file, end) if num_lines else ():
@@ -322,7 +322,7 @@ def first_difference(run_a: RunData, run_b: RunData) -> int | None:
 
 
 def planned_shares(run: RunData) -> list[tuple[float, float, list[float]]]:
-    """Return (first token, end token, share by source) for each constant stretch of the plan."""
+    """Return (first token, end token, share by source) for each constant stretch in the plan."""
     columns = []
     for phase in run.plan.phases:
         token = float(phase.first_token)

@@ -1,8 +1,7 @@
 """Choose the loss unit for several runs: nats per token, or bits per byte if tokenizers differ.
 
-Tokens from different tokenizers span different pieces of text, so losses per token cannot be
-subtracted. A step's bits per byte follow from the loss, the sources' bytes per token, and the
-sources' weights.
+Tokens from different tokenizers span different text, so losses per token cannot be subtracted. A
+step's bits per byte follow from the loss, the sources' bytes per token, and the sources' weights.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from .stored import StoredRun
 @dataclass(frozen=True)
 class LossUnit:
     name: str | None
-    """None if the losses of the runs cannot be compared."""
+    """None if the runs' losses cannot be compared."""
     note: str | None
     """Why the unit is not nats per token."""
     sizes: Sequence[ByteSizes | None]
@@ -30,7 +29,7 @@ class LossUnit:
 
 
 def common_unit(runs: Sequence[StoredRun]) -> LossUnit:
-    """Return a unit for the losses of all runs.
+    """Return a loss unit for all runs.
 
     The unit has no name if the tokenizers differ and a dataset cannot be read: then losses are not
     converted and cannot be compared.

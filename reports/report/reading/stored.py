@@ -23,11 +23,11 @@ from ...board.runs import read_settings
 class StoredRun:
     folder: RunFolder
     name: str
-    """Name on the page: the end of the folder's path that no other run of the page shares."""
+    """Name on the page: the end of the folder's path that no other run on the page shares."""
     about: dict[str, Any]
     """Facts that torch counts."""
     settings: dict[str, Any]
-    """All settings of the run, its model and its mixture, by dotted path."""
+    """All settings by dotted path: the run's, its model's and its mixture's."""
     plan: RunPlan
 
     @classmethod
@@ -60,8 +60,8 @@ class StoredRun:
 
     @cached_property
     def sizes(self) -> ByteSizes | None:
-        """Bytes per token by source. None if a dataset is not on this machine: the page of a run
-        must not wait for a store."""
+        """Bytes per token by source. None if a dataset is not on this machine: a run's page must
+        not wait for a store."""
         sources = [*self.sources, *self.held_out_sources]
         if not self.sources or not all(storage.is_local(source.url) for source in sources):
             return None

@@ -13,7 +13,7 @@ from .chunks import LineChunk
 TAIL = 50
 """Last lines that stay in memory, at most."""
 STRIPS = 160
-"""Columns of the realised shares over tokens."""
+"""Columns in the chart of realised shares over tokens."""
 
 
 class Totals:
@@ -27,8 +27,8 @@ class Totals:
         cold_steps: Iterable[int],
         marked_steps: Iterable[int],
     ) -> None:
-        """`cold_steps` are the first of a start, which are slower. `tokens_after` has the steps
-        before `marked_steps`."""
+        """`cold_steps` are the first steps after a start, which are slower. `tokens_after` has the
+        steps before `marked_steps`."""
         self.steps = num_steps
         self.sources = sources
         self.phase_starts = np.array(phase_starts)
@@ -83,7 +83,7 @@ class Totals:
 
     @property
     def tokens_per_second(self) -> float:
-        """Mean throughput, without the first step of each start."""
+        """Mean throughput, without the first step after each start."""
         if self.warm_seconds:
             return self.warm_tokens / self.warm_seconds
         return self.all_tokens / self.seconds if self.seconds else 0.0
