@@ -1,8 +1,8 @@
-"""A dataset's card: a page of Markdown with its size, origin, lengths and what was left out.
+"""Render a dataset's card: a Markdown page with its size, origin, lengths and what was left out.
 
-Totals come from the manifest. Lengths, bytes and fields are counted in a sample of shards, spread
-over the dataset; the page gives the sample's size. A view's card has the licences, sources and
-counts of the dataset with the tokens, and says what the view leaves out.
+Totals come from the manifest. Lengths, bytes and fields are counted in sampled shards, spread over
+the dataset; the page gives the sample's size. A view's card takes licences, sources and counts from
+the dataset with the tokens, and says what the view leaves out.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def _settings(manifest: Manifest) -> list[str]:
 
 
 def _setting_rows(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a row per setting with a value: the name, after the names of enclosing settings, and
-    the value as a person would write it."""
+    """Yield a row per setting with a value: the name, after the enclosing settings' names, and the
+    value as a person would write it."""
     for key, value in sorted(settings.items()):
         name = f"{prefix} {key}".strip().replace("_", " ")
         if isinstance(value, Mapping):

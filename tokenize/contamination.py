@@ -1,6 +1,6 @@
-"""Find n-grams of evaluations in the documents of a dataset.
+"""Find evaluation n-grams in a dataset's documents.
 
-A task decodes the documents of a shard. A finding is a run of words that a document shares with an
+A task decodes a shard's documents. A finding is a word run that a document shares with an
 evaluation: n-grams that overlap or follow each other are one finding.
 """
 
@@ -36,10 +36,10 @@ MAX_EXCERPT = 120
 @dataclass(frozen=True, kw_only=True)
 class ContaminationConfig:
     dataset: str
-    """The URL of the dataset; it may be a view."""
+    """Dataset URL; it may be a view."""
     evaluations: EvaluationConfig
     engine: ExecutorConfig = field(default_factory=ExecutorConfig)
-    """Executor of the tasks."""
+    """Executor for the tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class ContaminationFinding:
     id: str | None
     evaluation: str
     record: int
-    """The first record of the evaluation that has the first n-gram, from 0."""
+    """The first record in the evaluation that has the first n-gram, from 0."""
     word: int
     """The first word's number in the document."""
     words: int
@@ -86,7 +86,7 @@ class SearchTask:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Findings in a part of a shard."""
+    """Findings in part of a shard."""
 
     findings: list[ContaminationFinding]
     documents: int
@@ -164,7 +164,7 @@ class ContaminationWorker:
 
 
 def join_hits(hits: Sequence[Hit]) -> list[Hit]:
-    """Return the hits of a document with those of an evaluation join_hits that overlap or touch."""
+    """Return a document's hits, those that overlap or touch joined for each evaluation."""
     runs: dict[int, list[Hit]] = {}
     for hit in hits:
         run = runs.setdefault(hit.evaluation, [])

@@ -1,8 +1,8 @@
-"""Count the documents and tokens of a corpus, without writing anything.
+"""Count a corpus's documents and tokens, without writing anything.
 
-A sample consists of pieces of text, not of documents: document lengths vary so much that a few
-documents would dominate the sum. All bytes are counted; the sample estimates tokens per byte. With
-fewer than MIN_PIECES pieces the estimate has no interval; with fewer than two there is no estimate.
+A sample consists of text pieces, not documents: document lengths vary so much that a few documents
+would dominate the sum. All bytes are counted; the sample estimates tokens per byte. With fewer than
+MIN_PIECES pieces the estimate has no interval; with fewer than two there is no estimate.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .corpus.read_stats import BAD, ReadStats
 from .sources.format import Texts
 
 BUCKETS = 40
-"""Buckets of the histogram: bucket k counts documents of [2^k, 2^(k+1)) tokens."""
+"""Histogram buckets: bucket k counts documents with [2^k, 2^(k+1)) tokens."""
 PIECE_CHARACTERS = 4096
-"""Approximate length of a piece of text in a sample."""
+"""Approximate length of a sample's text pieces."""
 MIN_PIECES = 30
 """Lower bound for an error estimate: with fewer pieces, the formula underestimates the error."""
 
 
 @dataclass
 class Counts:
-    """Sums over documents, over their pieces, and over the tokenized pieces: `b` is the bytes of a
-    tokenized piece, `t` its tokens, `tt` t², `tb` t·b, `bb` b²."""
+    """Sums over documents, over their pieces, and over the tokenized pieces: `b` is a tokenized
+    piece's bytes, `t` its tokens, `tt` t², `tb` t·b, `bb` b²."""
 
     documents: int = 0
     bytes: int = 0
@@ -50,7 +50,7 @@ class Counts:
     tb: int = 0
     bb: int = 0
     histogram: list[int] = field(default_factory=lambda: [0] * BUCKETS)
-    """Counts of documents by length, if their first piece was tokenized."""
+    """Document counts by length, if their first piece was tokenized."""
     learnt: int = 0
     """Tokens in conversations that have a loss."""
     bad: int = 0
@@ -78,14 +78,14 @@ class Counts:
 
     @property
     def tokens(self) -> int:
-        """Tokens, including ends of documents; estimated if only a sample was tokenized."""
+        """Tokens, including end-of-document tokens; estimated if only a sample was tokenized."""
         if not self.b:
             return self.documents
         return round(self.t * self.bytes / self.b) + self.documents
 
     @property
     def error(self) -> int | None:
-        """Half the width of the 95% confidence interval around `tokens`; None if the sample is too
+        """Half-width of the 95% confidence interval around `tokens`; None if the sample is too
         small."""
         n = self.sampled
         if n == self.pieces:
@@ -101,15 +101,15 @@ class Counts:
 
 
 def student_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's t-distribution; three digits are exact for 20 degrees
-    of freedom or more."""
+    """Return the 97.5% quantile in Student's t-distribution; three digits are exact from 20 degrees
+    of freedom on."""
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 @dataclass(frozen=True)
 class CountWorker:
-    """Counts the documents and tokens of tasks."""
+    """Counts the tasks' documents and tokens."""
 
     job: BuildJob
     fraction: float
@@ -165,7 +165,7 @@ class CountWorker:
 
 
 def cut_pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text before spaces into pieces of at most `size` characters; few tokens change."""
+    """Cut a text before spaces into pieces with at most `size` characters; few tokens change."""
     start = 0
     while len(text) - start > size:
         end = text.rfind(" ", start + size // 2, start + size)
@@ -176,7 +176,7 @@ def cut_pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
 
 
 def count(config: BuildConfig, fraction: float = 1.0) -> Counts:
-    """Count a corpus as `config` would build it; tokenize only this fraction of its text."""
+    """Count a corpus as `config` would build it; tokenize only `fraction` of its text."""
     tokenizer, files = run_all(
         lambda: load_tokenizer(config), lambda: find_files(config.inputs, config.source, pipe=True)
     )

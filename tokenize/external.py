@@ -1,4 +1,4 @@
-"""External datasets: find their shards and the type of their ids."""
+"""Find an external dataset's shards and its ids' type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..dataplane.storage import storage
 
 
 def detect_format(url: str) -> str:
-    """Detect the format of the dataset in a folder; return its name."""
+    """Detect the dataset format in a folder; return its name."""
     names = storage.list_files(url)
     for name in FORMATS:
         if shard_format(name).recognises(names):
@@ -26,8 +26,8 @@ def detect_format(url: str) -> str:
 
 
 def list_shards(url: str, format: str, column: str, dtype: str | None) -> tuple[list[Shard], str]:
-    """List a dataset's shards, without hashes and counts; return them and the type of their ids,
-    which is `dtype` if the format does not record it."""
+    """List a dataset's shards, without hashes and counts; return them and their ids' type, which is
+    `dtype` if the format does not record it."""
     shards = list(shard_format(format).external_shards(url, column, dtype))
     if not shards:
         raise InputError(f"no {format} shards at {url}")
@@ -57,7 +57,7 @@ def list_shards(url: str, format: str, column: str, dtype: str | None) -> tuple[
 
 
 def _is_integer(name: str) -> bool:
-    """Return True if numpy knows an integer type of this name."""
+    """Return whether numpy has an integer type with this name."""
     try:
         return np.dtype(name).kind in "iu"
     except TypeError:

@@ -37,13 +37,13 @@ log = get_logger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class IndexConfig:
     url: str
-    """Folder of the dataset."""
+    """Dataset folder."""
     format: str = "auto"
     """A name in dataplane.shards.FORMATS; auto: by the files in the folder."""
     column: str | None = None
-    """Column of the ids, in formats with columns (mds, arrow); None: `tokens`."""
+    """The ids' column, in formats with columns (mds, arrow); None: `tokens`."""
     dtype: str | None = None
-    """Type of the ids, if the format does not define it (MDS columns of bytes)."""
+    """The ids' type, if the format does not define it (MDS byte columns)."""
     tokenizer: str | None = None
     """`byte` or a tokenizer.json, to decode the ids."""
     end_of_document: str | None = None
@@ -64,7 +64,7 @@ class IndexConfig:
 
     @property
     def column_name(self) -> str:
-        """Return the name of the column of the ids."""
+        """Return the ids' column name."""
         return self.column or "tokens"
 
 
@@ -118,7 +118,7 @@ class IndexWorker:
 
 
 def index(config: IndexConfig) -> Manifest:
-    """Write the manifest of an external dataset, and return it."""
+    """Write an external dataset's manifest, and return it."""
     url = config.url.rstrip("/")
     if storage.exists(storage.join(url, manifest.NAME)):
         raise StorageError(

@@ -45,7 +45,7 @@ keep_option = click.option(
 
 
 def special_option(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the option for names of special tokens; its help begins with `kind`."""
+    """Return the option for special-token names; its help begins with `kind`."""
 
     def split(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> Any:
         names = tuple(name.strip() for word in words for name in word.split(","))

@@ -31,21 +31,21 @@ MAX_REMOTE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class ShardContents:
-    """Counts and ids of a shard."""
+    """A shard's counts and ids."""
 
     documents: int
     tokens: int
     largest_id: int
     """-1 in a shard without tokens."""
     ends: frozenset[int]
-    """Last ids of documents; at most two different ones."""
+    """Documents' last ids; at most two different ones."""
 
 
 def read_shard(
     url: str, shard: Shard, check: Callable[[Bytes], Bytes] = lambda data: data
 ) -> Bytes:
     """Read a shard's bytes, decompressed and checked: `check` returns them or raises. Local files
-    are memory-mapped, because shards of external datasets may be larger than memory."""
+    are memory-mapped, because external datasets' shards may be larger than memory."""
     if shard.stored_name is None:
         url = storage.join(url, shard.name)
         size = storage.size(url)
@@ -68,7 +68,7 @@ def read_shard(
 
 
 def hash_chunks(data: Bytes) -> tuple[bytes, str]:
-    """Return the digests of a file's chunks, and the file's hash."""
+    """Return a file's chunk digests and hash."""
     hasher = ChunkHasher()
     hasher.update(memoryview(data))
     return hasher.finish()
@@ -111,7 +111,7 @@ def _runs(layout: ShardLayout, data: Bytes, dtype: str) -> Iterator[Any]:
 
 
 def _last_tokens(layout: ShardLayout, data: Bytes, dtype: str) -> Int64:
-    """Return the last ids of documents that are not empty."""
+    """Return the last id in every non-empty document."""
     width = np.dtype(dtype).itemsize
     starts = layout.document_starts
     last_positions = starts[1:][np.diff(starts) > 0] - 1

@@ -27,8 +27,8 @@ PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Pre-tokenization: contractions, words, groups of up to three digits, punctuation, spaces. This is
-the pattern of Llama 3 and similar models."""
+"""Pre-tokenization: contractions, words, groups with up to three digits, punctuation, spaces. Llama
+3 and similar models use this pattern."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +110,8 @@ def _feed_trainer(texts: Sequence[bytes], done: Callable[[], object]) -> Iterato
 
 def sample(files: Sequence[File], config: TrainConfig) -> list[bytes]:
     """Sample the corpus, in order: the documents with the smallest hashes, up to `sample_bytes` of
-    text. Number and compression of files do not change the sample's size, and every run takes the
-    same sample. Equal documents count once."""
+    text. File count and compression do not change the sample's size, and every run takes the same
+    sample. Equal documents count once."""
     stats = ReadStats()
     chosen: list[tuple[int, int, bytes]] = []  # heap; the largest hash is removed first
     digests: set[int] = set()

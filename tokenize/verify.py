@@ -1,8 +1,8 @@
 """Check a dataset against its manifest: every byte, every count.
 
-Every file that the manifest reaches is read and hashed: shards, shard tables, lists of inputs,
-document digests, the tokenizer's file and the shard format's index file. A damaged shard is
-reported with the task that wrote it.
+Every file that the manifest reaches is read and hashed: shards, shard tables, input lists, document
+digests, the tokenizer's file and the shard format's index file. A damaged shard is reported with
+the task that wrote it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """Result of checking one shard of `size` bytes."""
+    """Result of checking a shard with `size` bytes."""
 
     size: int
     damage: Damage | None = None
@@ -51,13 +51,13 @@ class ShardCheck:
 
 @dataclass(frozen=True)
 class VerifyWorker:
-    """Checks the shards of a dataset."""
+    """Checks a dataset's shards."""
 
     url: str
     checked: bool = False
     """True for a view whose base has been checked: its shards and fields are not read again."""
     damaged: frozenset[str] = frozenset()
-    """Damaged files of the view's base."""
+    """Damaged files in the view's base."""
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -131,7 +131,7 @@ class VerifyWorker:
         return REMOVE if shard.task else REBUILD
 
     def _view_damage(self, shard: Shard, *, sound: bool) -> Damage | None:
-        """Check the file that says which documents of a shard a view has; return its damage.
+        """Check the file that says which of a shard's documents a view has; return its damage.
 
         Its totals can be compared only if the shard is sound.
         """
@@ -153,7 +153,7 @@ class VerifyWorker:
         return None
 
     def _fields_damage(self, shard: Shard) -> Damage | None:
-        """Check the file with the kept fields of a shard's documents; return its damage."""
+        """Check the file with a shard's kept fields; return its damage."""
         kept_fields = self.manifest.kept_fields
         file = fields.fields_file(shard)
         if file is None:
@@ -175,7 +175,7 @@ class VerifyWorker:
 
 
 def verify(url: str, engine: ExecutorConfig | None = None, *, deep: bool = False) -> list[Damage]:
-    """Return a dataset's damaged files; with `deep`, also those of a view's base, even if the view
+    """Return a dataset's damaged files; with `deep`, also a view's base files, even if the view
     does not use them."""
     manifest = manifests.load(url)
     base_view = view.parse_view(url, manifest)
@@ -228,8 +228,8 @@ def _file_damage(url: str, name: str, manifest: Manifest) -> Damage | None:
 
 
 def _index_problem(url: str, manifest: Manifest, shards: list[Shard]) -> str | None:
-    """Return the problem of the shard format's index file, or None. Other programs write the index
-    of an external dataset: only its readers can judge it."""
+    """Return the problem with the shard format's index file, or None. Other programs write an
+    external dataset's index: only its readers can judge it."""
     format = shard_format(manifest.format)
     assert format.index_name is not None
     if storage.is_local(url) and (problem := format.index_problem(storage.local_path(url), shards)):

@@ -1,1 +1,1 @@
-"""Conversations as documents: chat templates, and the parts of a conversation that are learnt."""
+"""Conversations as documents: chat templates, and the learnt parts."""

@@ -1,4 +1,4 @@
-"""Settings of a build whose records are conversations."""
+"""Settings for a build whose records are conversations."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A corpus record as a conversation: its text by a chat template, and the parts that are learnt.
+"""Render a corpus record as a conversation: its text by a chat template, and the learnt parts.
 
-A name of a special token is a special token where the template writes it, and plain text inside a
-message. A name composed of a word of the record and the template is a special token if the word is
-a usual role, or one that the template compares with; else it is plain text.
+A special token's name is a special token where the template writes it, and plain text inside a
+message. A name composed by the template with a word from the record is a special token if the word
+is a usual role, or one that the template compares with; else it is plain text.
 
 The assistant's parts are the template's `{% generation %}` blocks. Without them, the template is
-rendered up to every turn of the assistant, and once more with the turn: the difference is the turn.
+rendered up to every assistant turn, and once more with the turn: the difference is the turn.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class Chat:
         }
 
     def read(self, record: dict[str, Any]) -> tuple[str, TextSpans]:
-        """Return a record's text, with the spans of special tokens and learnt parts; raise
-        ChatProblem."""
+        """Return a record's text, with special-token spans and learnt parts; raise ChatProblem."""
         messages = self._neutralize(read_messages(record, self.fields))
         variables = {**self.variables}
         if record.get(TOOLS) is not None:
@@ -82,7 +81,7 @@ class Chat:
         return compile_template(self.source, self.name)
 
     def _neutralize(self, value: Any) -> Any:
-        """Insert marks into a record's value: inside names of special tokens, and at ends where the
+        """Insert marks into a record's value: inside special tokens' names, and at ends where the
         template could compose a name."""
         if isinstance(value, str):
             trusted = value in ROLES or value in self._template.compared

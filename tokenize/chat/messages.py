@@ -16,7 +16,7 @@ ROLE_ALIASES = {"human": "user", "gpt": "assistant"}
 
 @dataclass(frozen=True, kw_only=True)
 class MessageContents:
-    """Reads a conversation as the contents of its messages: a text to compare, without template."""
+    """Reads a conversation as its messages' contents: a text to compare, without template."""
 
     fields: ChatFields
     """Fields of a record that hold a conversation."""

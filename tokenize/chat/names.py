@@ -1,7 +1,7 @@
-"""Find parts of special tokens' names in a record, from which a template could compose a name.
+"""Find fragments of special tokens' names in a record, from which a template could compose a name.
 
-A template that writes `<|`, a message's role and `|>` composes the name of a special token if the
-role is the middle of the name. Marks at the role's ends keep the name apart.
+A template that writes `<|`, a message's role and `|>` composes a special token's name if the role
+is its middle. Marks at the role's ends keep the name apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 class NameParts:
-    """Finds beginnings and endings of names at a value's ends."""
+    """Finds name beginnings and endings at a value's ends."""
 
     def __init__(self, names: Iterable[str]) -> None:
         lowered = [name.lower() for name in names]  # templates change the case of roles
@@ -20,7 +20,7 @@ class NameParts:
         self._inner = "\0".join(name[1:] for name in lowered)
 
     def find(self, value: str) -> list[int]:
-        """Return offsets where a mark must be inserted so that no name spans an end of the value.
+        """Return offsets where a mark must be inserted so that no name spans the value's ends.
         Templates strip white space, so it is ignored at the ends."""
         word = value.strip().lower()
         if not word or not self._longest:

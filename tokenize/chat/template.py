@@ -1,8 +1,8 @@
 """Chat templates: Jinja in a sandbox, with `transformers`' settings and functions.
 
 A template must always render a conversation to the same text, so the clock and random choices are
-refused. Marks in the rendered text show `{% generation %}` blocks, and names of special tokens that
-are part of a message; conversation.py reads both.
+refused. Marks in the rendered text show `{% generation %}` blocks, and special tokens' names inside
+a message; conversation.py reads both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...console.errors import InputError
 from .problems import FAILED, REFUSED, UNSTEADY, ChatProblem
 
 OPEN, CLOSE, BREAK, EDGE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Beginning and end of a `{% generation %}` block; a mark inside a name that is plain text; a mark
+"""A `{% generation %}` block's beginning and end; a mark inside a name that is plain text; a mark
 where a record and the template could compose a name. Unicode reserves these characters for internal
 use, so no text should contain them."""
 MARKS = OPEN + CLOSE + BREAK + EDGE

@@ -1,4 +1,4 @@
-"""Run tasks in this process, or in worker processes of this machine."""
+"""Run tasks in this process, or in worker processes on this machine."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_local(
 
 
 def _work(pipe: Connection, function: Callable[[Any], Iterator[Any]]) -> None:
-    """Main loop of a worker process: receive a task, send its events, then `done` or an error."""
+    """A worker process's main loop: receive a task, send its events, then `done` or an error."""
     try:
         while (task := pipe.recv()) is not None:
             for event in function(task):

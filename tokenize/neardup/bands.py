@@ -1,7 +1,7 @@
 """Band tasks, which come first: read documents, write their band keys and places.
 
-A part of a task holds up to `part_documents` documents. Its file of bands has a segment per band
-and key range; a segment has a digest, so that it can be read alone.
+A task's part holds up to `part_documents` documents. Its band file has a segment per band and key
+range; a segment has a digest, so that it can be read alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BandTask:
 
     @cached_property
     def files(self) -> list[str]:
-        """Names of the slices' files."""
+        """The slices' file names."""
         return list(dict.fromkeys(file_slice.file.name for file_slice in self.slices))
 
 
@@ -67,7 +67,7 @@ class BandEvent:
 
 @dataclass(frozen=True)
 class BandWorker:
-    """Writes the bands of a task's documents."""
+    """Writes a task's bands."""
 
     job: NeardupJob
 

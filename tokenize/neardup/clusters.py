@@ -1,4 +1,4 @@
-"""Clusters of documents, connected by pairs. The first document of a cluster stays."""
+"""Connect document pairs into clusters. A cluster's first document stays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clusters:
 
 
 def connect_clusters(pairs: Callable[[], Iterable[Any]]) -> Clusters:
-    """Connect pairs into clusters; blocks of pairs are read twice."""
+    """Connect pairs into clusters; pair blocks are read twice."""
     documents = np.zeros(0, np.int64)
     for block in pairs():
         documents = np.unique(np.concatenate([documents, block["first"], block["second"]]))

@@ -53,17 +53,17 @@ class NeardupConfig:
     out: str
     """The drop list, a Parquet file."""
     source: SourceConfig = field(default_factory=SourceConfig)
-    """Settings of reading the corpus."""
+    """Settings for reading the corpus."""
     conversations: ChatFields | None = None
-    """Fields of a record that hold a conversation; None: a record is a text."""
+    """Fields in a record that hold a conversation; None: a record is a text."""
     lsh: LshConfig = field(default_factory=LshConfig)
-    """Settings of the search."""
+    """Search settings."""
     on_error: OnError = "fail"
     """fail: stop at a record that cannot be read; skip: leave it out."""
     slice_size: int = SLICE_BYTES
-    """Bytes of the corpus that a task reads."""
+    """Corpus bytes that a task reads."""
     engine: ExecutorConfig = field(default_factory=ExecutorConfig)
-    """Executor of the tasks."""
+    """Executor for the tasks."""
 
     def __post_init__(self) -> None:
         if not self.inputs:

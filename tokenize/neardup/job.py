@@ -27,7 +27,7 @@ STATES, PARTS = "states", "parts"
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSizes:
-    """How much of a corpus a task holds in memory; it does not change the results."""
+    """Corpus portion that a task holds in memory; it does not change the results."""
 
     segment_bytes: int = 1 << 30
     """Corpus bytes per segment of keys."""
@@ -42,7 +42,7 @@ class NeardupJob:
     """Settings shared by all tasks."""
 
     work: str
-    """URL of the work folder."""
+    """Work folder URL."""
     source: SourceConfig
     skip_bad: bool
     lsh: LshConfig

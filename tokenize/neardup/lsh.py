@@ -1,9 +1,9 @@
 """Locality-sensitive hashing: settings, and the probability to find a pair.
 
-A document is a set of runs of `ngram` words. Its signature has one number per permutation; two
-documents agree in a number with probability s, their Jaccard similarity. Bands of `rows` numbers
-are compared: a pair is found if all rows of at least one band agree, which has the probability
-1 − (1 − s^rows)^bands.
+A document is a set of word runs, `ngram` words each. Its signature has one number per permutation;
+two documents agree in a number with probability s, their Jaccard similarity. Bands of `rows`
+numbers are compared: a pair is found if all rows in at least one band agree, which has the
+probability 1 − (1 − s^rows)^bands.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MAX_PERMUTATIONS = 4096
 @dataclass(frozen=True, kw_only=True)
 class LshConfig:
     ngram: int = 5
-    """Words of a run; documents of fewer words are one run."""
+    """Words per run; documents with fewer words are one run."""
     bands: int = 14
-    """Bands of a signature; a pair is found if one of them agrees."""
+    """Bands per signature; a pair is found if one band agrees."""
     rows: int = 8
-    """Numbers of a band."""
+    """Numbers per band."""
     seed: int = 1
-    """Seed of the permutations."""
+    """Seed for the permutations."""
 
     def __post_init__(self) -> None:
         for name in ("ngram", "bands", "rows"):

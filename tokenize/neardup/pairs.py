@@ -1,6 +1,6 @@
 """Pair tasks, which come second: find documents that agree in a band.
 
-A task compares all documents' keys of one band, in a range of keys. Documents with equal keys are
+A task compares all documents' keys in one band and one key range. Documents with equal keys are
 paired with the first of them, which is enough to find their cluster.
 """
 
@@ -38,7 +38,7 @@ class PairWorker:
 
     job: NeardupJob
     tasks: tuple[str, ...]
-    """Ids of the band tasks, in corpus order."""
+    """Band-task ids, in corpus order."""
 
     @cached_property
     def parts(self) -> list[dict[str, Any]]:

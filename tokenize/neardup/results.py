@@ -40,9 +40,9 @@ class Results:
     """Counts of documents read, as in a build's manifest."""
     problems: list[str]
     drop_list: str
-    """sha256 of the drop list."""
+    """The drop list's sha256."""
     files: dict[str, str]
-    """Names of the tables' files: `pairs` and `clusters`."""
+    """The tables' file names: `pairs` and `clusters`."""
 
 
 def results_folder(out: str) -> str:
@@ -93,8 +93,7 @@ def write_tables(
 ) -> tuple[str, dict[str, str]]:
     """Write the drop list and the tables; return the list's hash and the tables' file names.
 
-    `places` yields the files and records of a part's documents, part by part; `pairs` yields bands
-    with pairs.
+    `places` yields the documents' files and records, part by part; `pairs` yields bands with pairs.
     """
     import pyarrow as pa
 

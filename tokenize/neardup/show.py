@@ -1,4 +1,4 @@
-"""Show clusters of near-duplicates: texts side by side, with similarities."""
+"""Show near-duplicate clusters: texts side by side, with similarities."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def import_rensa() -> Any:
 
 
 def hash_shingles(texts: Sequence[str], ngram: int) -> tuple[UInt64, list[int]]:
-    """Hash the runs of `ngram` words in texts; return the hashes, text after text, and the edges
-    between texts: [texts + 1]. A text of fewer words is one run; a text without words is hashed
+    """Hash the `ngram`-word runs in texts; return the hashes, text after text, and the edges
+    between texts: [texts + 1]. A text with fewer words is one run; a text without words is hashed
     itself."""
     words = Words.from_texts(texts)
     hashes = words.hash_runs(ngram)

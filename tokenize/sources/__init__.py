@@ -1,7 +1,7 @@
 """Corpus formats by name.
 
-To add a format, write a module beside this one with a subclass of `CorpusFormat` (format.py) and an
-instance of it named FORMAT, and add a line to CORPUS_FORMATS.
+To add a format, write a module beside this one with a `CorpusFormat` subclass (format.py) and an
+instance named FORMAT, and add a line to CORPUS_FORMATS.
 
 This module imports no format: command-line help lists their names.
 """

@@ -87,7 +87,7 @@ def schema_problem(schema: Any, file_slice: Slice, config: SourceConfig) -> Text
 
 
 def split_batch(batch: Any, config: SourceConfig, limits: ReadLimits) -> Iterator[Any]:
-    """Split a batch into pieces of at most `block_bytes` of text, or one row: Python strings take
+    """Split a batch into pieces with at most `block_bytes` of text, or one row: Python strings take
     more memory than columns."""
     ends = np.cumsum(_row_sizes(batch, config))
     start = 0
@@ -180,7 +180,7 @@ def read_texts(
 def _values(
     batch: Any, first: int, config: SourceConfig, name: str, unit: str
 ) -> tuple[list[Any], list[BadRecord]]:
-    """Return every row's text, or columns of its conversation; None where it is null or cannot be
+    """Return every row's text, or its conversation's columns; None where it is null or cannot be
     read."""
     import pyarrow as pa
 

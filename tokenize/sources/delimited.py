@@ -1,7 +1,7 @@
 """Records between delimiters: cut files into slices, and read blocks with bounded memory.
 
 Lines end with a line feed, with or without a carriage return before it; any other carriage return
-is a character. A byte-order mark at the beginning of a file is left out.
+is a character. A byte-order mark at a file's beginning is left out.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _blocks(
 
 def _chunks(file_slice: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[bytes, int]]:
     """Yield the bytes of records that start in a slice, including the last record's delimiter, and
-    how many bytes of the file were read for them."""
+    how many of the file's bytes were read for them."""
     if file_slice.file.compression or (
         file_slice.start == 0 and file_slice.end >= file_slice.file.size
     ):
@@ -204,8 +204,7 @@ def _chunks(file_slice: Slice, delimiter: bytes, block_bytes: int) -> Iterator[t
 
 
 def first_piece(data: bytes, limits: ReadLimits) -> bytes:
-    """Return the first piece of a long text, cut before a nearby space, or else between
-    characters."""
+    """Return a long text's first piece, cut before a nearby space, or else between characters."""
     end = min(limits.block_bytes, limits.document_bytes // 2)
     space = data.rfind(b" ", end - 4096, end)
     if space > 0:

@@ -1,4 +1,4 @@
-"""FASTA: one document per sequence, its lines joined; the first word of the header is its id."""
+"""FASTA: one document per sequence, its lines joined; the header's first word is its id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interface of a corpus format, and the types it works with.
+"""Interface for corpus formats, and the types they work with.
 
 A format cuts a file into slices and reads the documents in a slice. A slice is what one task reads:
 a range of bytes, row groups or record batches. Cuts depend on the file alone, so a build has the
@@ -57,15 +57,15 @@ class ReadLimits:
     """Bytes that a reader holds in memory."""
 
     block_bytes: int = BLOCK_BYTES
-    """Bytes of a file, or of texts, read at once."""
+    """Bytes read at once, from a file or as texts."""
     document_bytes: int = 32 << 20
-    """Upper bound on the bytes of a text. A worker holds a document several times (as text, where
-    one emoji makes Python use four bytes per character; as ids; in a shard) and must stay below
-    1 GiB."""
+    """Upper bound on a text's bytes. A worker holds a document several times (as text, where one
+    emoji makes Python use four bytes per character; as ids; in a shard) and must stay below 1
+    GiB."""
 
     @property
     def too_large(self) -> tuple[str, str]:
-        """Kind and message of the bad record for a longer text."""
+        """Kind and message for longer texts, which are bad records."""
         return "too large", f"a document of more than {self.document_bytes >> 20} MiB"
 
 
@@ -74,8 +74,8 @@ LIMITS = ReadLimits()
 
 @dataclass(frozen=True)
 class Slice:
-    """Part of a file: [start, end) in a unit of the format. Ids of build tasks hash these fields:
-    do not rename them."""
+    """Part of a file: [start, end) in the format's unit. Build-task ids hash these fields: do not
+    rename them."""
 
     file: File
     start: int
@@ -125,7 +125,7 @@ class Texts:
     fields: Any = None
     """Kept fields: a pyarrow.Table with one row per text, or None."""
     marks: list[TextSpans] | None = None
-    """Spans of special tokens and learnt parts in conversations; None for plain texts."""
+    """Special-token spans and learnt parts in conversations; None for plain texts."""
 
     def select(self, numbers: Sequence[int]) -> Texts:
         """Select documents by index."""
@@ -147,7 +147,7 @@ class CorpusFormat(ABC):
     endings: ClassVar[tuple[str, ...]]
     """File endings, without the dot."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Fields of SourceConfig that this format uses and some formats do not."""
+    """SourceConfig fields that this format uses and some formats do not."""
     has_ids: ClassVar[bool] = False
     """True if documents have ids even without `id_field`."""
     compressible: ClassVar[bool] = True
@@ -155,7 +155,7 @@ class CorpusFormat(ABC):
 
     @abstractmethod
     def cut(self, file: File, config: SourceConfig, size: int) -> list[Slice]:
-        """Cut a file into slices of about `size` bytes, or raise DamagedFile."""
+        """Cut a file into slices with about `size` bytes, or raise DamagedFile."""
 
     @abstractmethod
     def read(
@@ -166,6 +166,6 @@ class CorpusFormat(ABC):
     def field_kinds(
         self, file_slice: Slice, names: Sequence[str]
     ) -> dict[str, set[FieldKind | str]]:
-        """Return the types of fields in a slice's first records: names in FIELD_KINDS, or
-        descriptions of other types. A field without a value there has no entry."""
+        """Return the field types in a slice's first records: names from FIELD_KINDS, or
+        descriptions for other types. A field without a value there has no entry."""
         return {}

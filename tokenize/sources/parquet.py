@@ -17,7 +17,7 @@ PAGE_BYTES = 1 << 20
 
 
 class Parquet(CorpusFormat):
-    """Parquet files; a slice is a range of row groups."""
+    """Parquet files; a slice is a row-group range."""
 
     endings = ("parquet", "pq")
     settings = ("text_field", "id_field", "keep", "chat")

@@ -98,7 +98,7 @@ FORMAT = Separated()
 
 
 class _RowBlock:
-    """Collects the documents of consecutive rows."""
+    """Collects documents from consecutive rows."""
 
     def __init__(
         self, header: list[str], config: SourceConfig, limits: ReadLimits, name: str
@@ -152,7 +152,7 @@ class _RowBlock:
         self.problems.append(BadRecord(kind, message, self.name, number, UNIT))
 
     def take(self, read: int) -> Texts:
-        """Return the collected documents and start anew; `read` bytes of the file were read."""
+        """Return the collected documents and start anew; `read` bytes were read from the file."""
         ids = None if self.id is None else self.ids
         fields = None
         if self.keep:
@@ -182,7 +182,7 @@ class _Lines:
             return line.decode(errors="surrogateescape")
 
     def take(self) -> int:
-        """Return the bytes of the file read since the last call."""
+        """Return the bytes read from the file since the last call."""
         read, self._read = self._read, 0
         return read
 
@@ -192,7 +192,7 @@ class _Lines:
         return has_invalid
 
     def _split(self, file: File, max_bytes: int) -> Iterator[bytes]:
-        """Yield lines. A line of more than `max_bytes` is cut: csv.reader accepts less."""
+        """Yield lines. A line with more than `max_bytes` is cut: csv.reader accepts less."""
         bom_removed, carry = False, b""
         for chunk, read in read_decompressed(file):
             self._read += read
@@ -235,7 +235,7 @@ def _read_rows(
 
 
 def _describe_error(error: csv.Error, limits: ReadLimits) -> tuple[str, str]:
-    """Return the kind and message of a bad record for an error of csv.reader."""
+    """Return a bad record's kind and message for an error from csv.reader."""
     if "limit" in str(error):
         limit = limits.document_bytes >> 20
         return "too large", f"a value of more than {limit} MiB, or a quote that is never closed"

@@ -26,12 +26,12 @@ CODE = (
     *("sh", "bash", "zsh", "fish", "ps1", "bat", "awk", "sql", "css", "scss", "sass", "less"),
     *("cmake", "mk", "gradle", "bzl", "proto", "thrift", "graphql", "tf", "nix", "glsl", "wgsl"),
 )
-"""Endings of prose and source code. Tables (.csv) and configurations (.yaml, .toml, .xml) are
+"""Endings for prose and source code. Tables (.csv) and configurations (.yaml, .toml, .xml) are
 neither; .json is read as JSON lines."""
 
 
 class Text(CorpusFormat):
-    """Plain text; `text_documents` chooses the unit of a document."""
+    """Plain text; `text_documents` chooses a document's unit."""
 
     endings = (*PROSE, *CODE)
     settings = ("text_documents",)

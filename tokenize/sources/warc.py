@@ -1,8 +1,8 @@
-"""WARC and WET: one document per record of plain text.
+"""WARC and WET: one document per plain-text record.
 
-A record is a block of headers, an empty line, as many bytes as its headers say, and two line
-breaks. WET files of Common Crawl hold the text of pages as records of type `conversion`. A WARC
-file holds responses of web servers: another program must extract their text.
+A record is a header block, an empty line, as many bytes as its headers say, and two line breaks.
+Common Crawl's WET files hold page texts as records with type `conversion`. A WARC file holds web
+servers' responses: another program must extract their text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceCo
 
 UNIT = "record"
 TEXT_TYPES = ("conversion", "resource")
-"""Types of records that may contain a text."""
+"""Record types that may contain a text."""
 ID = "WARC-Target-URI"
 """Header with a document's id, unless `id_field` names another header."""
 MAX_HEAD_BYTES = 1 << 20
@@ -25,7 +25,7 @@ END = b"\r\n\r\n"
 
 
 class Warc(CorpusFormat):
-    """Records of web archives whose content is plain text."""
+    """Web-archive records whose content is plain text."""
 
     endings = ("wet", "warc")
     has_ids = True
@@ -119,12 +119,12 @@ class _Stream:
         self._read = 0
 
     def take(self) -> int:
-        """Return the bytes of the file read since the last call."""
+        """Return the bytes read from the file since the last call."""
         read, self._read = self._read, 0
         return read
 
     def record(self) -> _Record | None:
-        """Return the next record, or None at the end of the file."""
+        """Return the next record, or None at the file's end."""
         if not self._fill(1):
             return None
         headers = self._headers()

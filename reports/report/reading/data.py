@@ -64,7 +64,7 @@ class RunData:
     scores: list[dict[str, Any]]
     recall: list[dict[str, Any]]
     ledger: str
-    """Last hash of the ledger."""
+    """The ledger's last hash."""
     ledger_damage: str | None
     """What the ledger's lines show to be wrong with it; None if nothing."""
     checkpoints: list[int]
