@@ -68,7 +68,7 @@ class ByteCopies:
     positions: Int64
     """[copies] Position of the first token."""
     columns: Int64
-    """[copies, 7] For the loop over copies:
+    """[copies, 7] What `RowPieces._copy` needs of each copy:
 
     shard                    index into `RowPieces.shards`
     start, end               bytes [start, end) in the shard's file; `start` is PADDING for padding
@@ -182,6 +182,7 @@ class RowPieces:
         return positions[order], chunks[order]
 
     def _file(self, shard: int) -> ShardFile:
+        """Return a shard's file; open it if `files` lacks it (prefetch.py clears them)."""
         file = self.files.get(shard)
         if file is None:
             dataset, number = self.shards[shard]
@@ -255,10 +256,13 @@ def find_pieces(split_rows: SplitRows) -> RowPieces:
             piece_tables.append(cut_pieces(shard, spans, shard_shifts, len(shards)))
             files[len(shards)] = shard.file
             shards.append((dataset, spans.shard))
-            is_continued = starts[spans.span_ids] < spans.first_token
-            owners, tokens = _document_starts(shard, spans.starts + ~is_continued, spans.ends)
+            # Not at a span's first token: a row or a joint begins there.
+            is_first = starts[spans.span_ids] >= spans.first_token
+            search_starts = spans.starts + is_first.astype(np.int64)
+            owners, tokens = _document_starts(shard, search_starts, spans.ends)
             document_starts.append(tokens + shard_shifts[owners])
-        # The last row of a packed view may read a token beyond the dataset's end: it is padding.
+        # The last row of a packed view may read a token beyond the dataset's end: it is padding,
+        # as if in the last shard.
         beyond = np.flatnonzero(ends > dataset.tokens)
         if len(beyond):
             padding_starts = dataset.tokens + shifts[beyond]
@@ -317,8 +321,8 @@ def cut_pieces(shard: OpenShard, spans: ShardSpans, shifts: Int64, shard_id: int
 def _list_token_copies(
     pieces: PieceTable, length: int, row_bytes: int, row_widths: Int64
 ) -> ByteCopies:
-    """List the copies of tokens, into rows of `row_bytes` bytes. `row_widths` [rows]: bytes per
-    token."""
+    """List the copies of tokens, padding included, into rows of `row_bytes` bytes. `row_widths`
+    [rows]: bytes per token."""
     rows, offsets = np.divmod(pieces.positions, length)
     widths = row_widths[rows]
     return ByteCopies.build(
@@ -331,7 +335,7 @@ def _list_token_copies(
 
 
 def _list_code_copies(pieces: PieceTable) -> ByteCopies:
-    """List the copies of weight codes: a byte per token, so bytes of the rows are positions."""
+    """List the copies of weight codes. A code is a byte, so it is copied to the byte `position`."""
     pieces = pieces.select(pieces.code_bytes != PADDING)
     return ByteCopies.build(
         pieces.positions, pieces.shard_ids, pieces.code_bytes, pieces.counts, pieces.positions

@@ -36,9 +36,9 @@ class _EndOfResults:
 
 
 def read_ahead(results: Iterator[T], max_ahead: int, pause: float = MIN_PAUSE) -> Iterator[T]:
-    """Yield results in order, with up to `max_ahead` computed ahead once the consumer has been away
-    for `pause` seconds; 0 starts no thread. Only one thread at a time advances the iterator. Its
-    error is raised after the results before it."""
+    """Yield results in order. A thread computes up to `max_ahead` of them ahead (0: no thread) once
+    the consumer has not asked for `pause` seconds. Only one of the two advances the iterator at a
+    time. Its error is raised after the results before it."""
     if not max_ahead:
         yield from results
         return

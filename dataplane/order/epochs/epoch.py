@@ -5,8 +5,8 @@
     row 9, row 2, row 31, …                           its rows in a permuted order
 
 A chunk's tokens are a multiple of every sequence length in the plan, so rows of another length can
-start at any window without cutting a row in two. The remainder is every token outside full chunks:
-at first, the tail after the last full chunk.
+start at any window without cutting a row in two. The remainder is what full chunks leave over: at
+first, the tail after the last of them.
 
 Where the row length changes within a window, the epoch is cut: rows with the new length start at
 the next window, and the tokens that the begun window has not served join the remainder. So after

@@ -1,4 +1,4 @@
-"""The remainder of an epoch: the tokens outside full chunks, served in the last window.
+"""The remainder of an epoch: what full chunks leave over, served in the last window.
 
     spans     ├──────────────────┤  ├───────┤     ├─────────────┤
     rows      ├─ row 0 ─┤┈┈┈┈┈┈┈┈┤  ┈┈┈┈┈┈┈┈┈     ├─ row 1 ─┤┈┈┈┈

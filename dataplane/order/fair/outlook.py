@@ -49,8 +49,8 @@ class DebtOutlook:
         """[era][source] Units owed for the era alone."""
 
     def due_era(self, era: int, source: int, debt: int) -> int:
-        """Return the era by which a source is due that begins `era` with a debt, in units; the
-        number of eras if it never is due."""
+        """Return the era by which a source is due if it begins `era` with `debt` units and gets no
+        further row; the number of eras if it never is due."""
         for later_era in range(era, len(self._gains)):
             debt += self._gains[later_era][source]
             if debt >= self._longest[later_era] * UNIT:

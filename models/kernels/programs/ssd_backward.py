@@ -1,7 +1,7 @@
 """Triton programs of ssd.py's backward pass: the gradients of B, C, dt, A_log and D.
 
 A pair of tokens s ≤ t of a document adds (C_t·B_s)·L_ts·Δ_s·x_s to y_t, with the decay
-L_ts = exp(Σ_{s<r≤t} Δ_r·A). With dy, the gradient of y, its product with the loss's gradient is
+L_ts = exp(Σ_{s<r≤t} Δ_r·A). The product of this term with dy_t, the gradient of y_t, is
 
     P_ts = (dy_t·x_s)·(C_t·B_s)·L_ts·Δ_s
 
@@ -40,8 +40,8 @@ from .ssd import decay_matrix, document_masks, dot_add, load_positions, load_til
 def _gap_decay(
     dA_cumsum, start_chunk, earlier_chunk, later_chunk, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
 ):
-    """Return the decay over all chunks between earlier_chunk and later_chunk, both excluded; those
-    must be chunks of the span that begins at start_chunk, or lie just outside it."""
+    """Return the decay over the chunks after earlier_chunk and before later_chunk, in the span that
+    begins at start_chunk."""
     chunk = start_chunk + tl.arange(0, CHUNKS)
     end_ptrs = dA_cumsum + chunk * CHUNK + CHUNK - 1
     mask = (chunk > earlier_chunk) & (chunk < later_chunk)
@@ -49,9 +49,20 @@ def _gap_decay(
 
 
 @triton.jit
+def _unbroken(positions, start_chunk, end_chunk, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
+    """Return 1 if no document begins in the chunks [start_chunk, end_chunk), else 0."""
+    unbroken = 1.0
+    if PACKED:
+        for chunk in range(start_chunk, end_chunk):
+            _, _, chunk_unbroken = document_masks(positions, chunk * CHUNK, length, CHUNK, True)
+            unbroken *= chunk_unbroken
+    return unbroken
+
+
+@triton.jit
 def _edge_decay(dA_cumsum, first_token, mask, TO_END: tl.constexpr, CHUNK: tl.constexpr):
-    """Return the decay from a chunk's start to each token [CHUNK]; if TO_END, from each token to
-    the chunk's end. It is 0 where `mask` is False."""
+    """Return [CHUNK] the decay from a chunk's start to each token; if TO_END, from each token to
+    the chunk's end; 0 where `mask` is False."""
     log_decay = tl.load(dA_cumsum + first_token + tl.arange(0, CHUNK))
     if TO_END:
         log_decay = tl.load(dA_cumsum + first_token + CHUNK - 1) - log_decay
@@ -147,17 +158,6 @@ def ssd_backward_pairs(
             score_grads + tile_index * CHUNK * CHUNK + token[:, None] * CHUNK + token[None, :]
         )
         tl.store(score_grad_ptrs, score_grad.to(dtype))
-
-
-@triton.jit
-def _unbroken(positions, start_chunk, end_chunk, length, CHUNK: tl.constexpr, PACKED: tl.constexpr):
-    """Return 1 if no document begins in the chunks [start_chunk, end_chunk), else 0."""
-    unbroken = 1.0
-    if PACKED:
-        for chunk in range(start_chunk, end_chunk):
-            _, _, chunk_unbroken = document_masks(positions, chunk * CHUNK, length, CHUNK, True)
-            unbroken *= chunk_unbroken
-    return unbroken
 
 
 @triton.jit
