@@ -65,7 +65,7 @@ class Era:
 
 
 class Eras:
-    """Assigns every row to a source, as one of the source's draws."""
+    """Assigns every row to a source, as one of the source's draws: its rows, numbered from 0."""
 
     def __init__(
         self,
@@ -96,34 +96,35 @@ class Eras:
             self.eras.append(era)
             before = before + order.counts(order.rows)
             row, debts = era.end_row, era.debts_before(era.end_row)
-        self.edges = np.array([0, *(era.end_row for era in self.eras)])
+        self.bounds = np.array([0, *(era.end_row for era in self.eras)])
+        """First row by era, then the number of rows."""
         self.before = np.stack([*(era.before for era in self.eras), before])
         """Rows before an era, [era, source]."""
 
     @property
     def rows(self) -> int:
-        return int(self.edges[-1])
+        return int(self.bounds[-1])
 
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
-        """Return, by row, the source, and the earlier rows with this source."""
+        """Return, by row, the source, and the draw: the number of earlier rows with this source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
-        numbers = np.searchsorted(self.edges, rows, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            chosen, era = numbers == number, self.eras[number]
-            era_sources, era_draws = era.order.locate(rows[chosen] - era.first_row)
-            sources[chosen], draws[chosen] = era_sources, era_draws + era.before[era_sources]
+        era_ids = np.searchsorted(self.bounds, rows, side="right") - 1
+        for era_id in np.unique(era_ids).tolist():
+            mask, era = era_ids == era_id, self.eras[era_id]
+            era_sources, era_draws = era.order.locate(rows[mask] - era.first_row)
+            sources[mask], draws[mask] = era_sources, era_draws + era.before[era_sources]
         return sources, draws
 
     def locate_draws(self, source: int, draws: Int64) -> Int64:
-        """Locate the rows of a source's draws; `rows` for draws beyond the last row."""
+        """Return the rows of a source's draws; for draws after its last row, `self.rows`."""
         rows = np.full(len(draws), self.rows, np.int64)
         for era, (first_draw, end_draw) in zip(
             self.eras, pairwise(self.before[:, source]), strict=True
         ):
-            chosen = (draws >= first_draw) & (draws < end_draw)
-            if chosen.any():
-                rows_in_era = era.order.locate_draws(source, draws[chosen] - first_draw)
-                rows[chosen] = rows_in_era + era.first_row
+            mask = (draws >= first_draw) & (draws < end_draw)
+            if mask.any():
+                rows_in_era = era.order.locate_draws(source, draws[mask] - first_draw)
+                rows[mask] = rows_in_era + era.first_row
         return rows
 
     def counts(self, row: int) -> Int64:
@@ -140,7 +141,7 @@ class Eras:
         return counts
 
     def debts(self, row: int) -> list[Fraction]:
-        """Compute the tokens owed to each source after `row` rows."""
+        """Compute the tokens owed after the rows [0, row), by source."""
         return list(self._era_at(row).debts_before(row))
 
     def _era_at(self, row: int) -> Era:
