@@ -1,7 +1,8 @@
-"""Price messages: a layer's over its axes, and an engine's.
+"""Seconds of messages: a layer's over its axes, and an engine's for weights and gradients.
 
-docs/parallelism.md has the same messages by axis. Neighbours on an axis stand `stride` ranks apart:
-tensor 1, context tp, data tp × cp; experts are the innermost ranks.
+docs/parallelism.md lists the messages by axis. Neighbours on an axis stand `stride` ranks apart: 1
+on the tensor axis, tp on the context axis, tp among data ranks. Experts are split over the
+innermost ranks.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ call and the wait. Measured on a CPU with messages that send nothing."""
 Reshard = bool | None
 """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
 SCANS = ("ssd", "selective_scan", "modal")
+"""Kernels that pass a state from rank to rank of the context axis."""
+CONVOLUTIONS = ("short_convolution", "toeplitz")
+"""Kernels that read the last tokens of the rank before theirs."""
 
 
 class MessageTimes(NamedTuple):
@@ -58,160 +62,181 @@ def price_layer(
     ep: int,
     rings: Mapping[tuple[int, ...], Operations],
 ) -> dict[str, MessageTimes]:
-    """Return the seconds of a layer's messages, by axis. `rings` has operations by the attention's
-    shape."""
-    width = precision.weight_bytes
-    tokens = split.rows * trace.seq_len / split.cp
+    """Return the seconds of a layer's messages, by axis. `rings` has the operations of ring
+    attention by the attention's shape; without it, attention exchanges heads for tokens."""
+    prices = _LayerMessages(
+        machine, split, split.rows * trace.seq_len / split.cp, precision.weight_bytes
+    )
     times: dict[str, MessageTimes] = {}
     if split.tp > 1:
-        size = tokens * trace.width * width
-        call = machine.collective("all-gather", size, split.tp, 1)
-        call += machine.collective("reduce-scatter", size, split.tp, 1)
-        # gloo gathers into a buffer of its own, from which torch copies.
-        buffered = machine.hardware.file.device.kind == "cpu"
-        call += _copy_seconds(size, _count_row_copies(split) + buffered, machine)
-        call += _copy_seconds(size, _count_row_copies(split), machine)
-        loss = (
-            _price_loss(layer, tokens, machine, split)
-            if layer is trace.head
-            else MessageTimes(0.0, 0.0)
-        )
-        forward, backward = (layer.calls * call + end for end in (loss.forward, loss.backward))
-        times["tensor"] = MessageTimes(forward, backward)
+        times["tensor"] = prices.price_tensor(layer, trace)
     if split.cp > 1:
-        context = [
-            (work.count, _price_ring(work, rings[work.shape], tokens, width, machine, split))
+        works = [
+            (work.count, prices.price_ring(work, rings[work.shape]))
             if work.kind == "attention" and rings
-            else (work.count, _price_context(work, tokens, width, machine, split))
+            else (work.count, prices.price_context(work))
             for work in layer.forward
         ]
         times["context"] = MessageTimes(
-            *(sum(n * s[field] for n, s in context) for field in range(3))
+            sum(count * times.forward for count, times in works),
+            sum(count * times.backward for count, times in works),
+            sum(count * times.saved for count, times in works),
         )
     if ep > 1:
         names = [layer.operators.get("mixer"), layer.operators.get("mlp")]
-        top = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
-        if top:
-            size = top * tokens / split.tp * trace.width * width
-            exchange = 2 * machine.collective("all-to-all", size, ep, 1)
-            times["experts"] = MessageTimes(exchange, exchange)
+        top_k = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
+        if top_k:
+            times["experts"] = prices.price_experts(top_k, ep, trace)
     return times
 
 
-def _copy_seconds(size: float, copies: int, machine: Machine) -> float:
-    """Return the seconds that a rank works around a message of `size` bytes, which it copies
-    `copies` times."""
-    return copies * machine.traffic(2 * size) + machine.launches(MESSAGE_LAUNCHES + copies)
+class _LayerMessages(NamedTuple):
+    """Prices the messages of a rank for a layer and a micro-batch."""
 
+    machine: Machine
+    split: Split
+    tokens: float
+    """Tokens of the micro-batch per context rank."""
+    number_bytes: int
+    """Bytes per number of an activation."""
 
-def _count_row_copies(split: Split) -> int:
-    """Count the copies that reorder row parts. A single row's parts are contiguous."""
-    return int(split.rows > 1)
+    def price_tensor(self, layer: LayerTrace, trace: ModelTrace) -> MessageTimes:
+        """Price the gather before every operator, the reduce-scatter after it, and the loss."""
+        machine, split = self.machine, self.split
+        size = self.tokens * trace.width * self.number_bytes
+        seconds = machine.collective("all-gather", size, split.tp, 1)
+        seconds += machine.collective("reduce-scatter", size, split.tp, 1)
+        # gloo gathers into a buffer of its own, from which torch copies.
+        is_buffered = machine.hardware.file.device.kind == "cpu"
+        seconds += self._copy_seconds(size, self._num_row_copies + is_buffered)
+        seconds += self._copy_seconds(size, self._num_row_copies)
+        loss = MessageTimes(0.0, 0.0)
+        if layer is trace.head:
+            loss = self._price_loss(layer)
+        return MessageTimes(
+            layer.calls * seconds + loss.forward, layer.calls * seconds + loss.backward
+        )
 
+    def _price_loss(self, head: LayerTrace) -> MessageTimes:
+        """Price the loss's messages. Logits are sharded by vocabulary: only sums over ids cross the
+        axis. Plain torch computes row by row."""
+        rows, tp, tokens = self.split.rows, self.split.tp, self.tokens
 
-def _price_loss(head: LayerTrace, tokens: float, machine: Machine, split: Split) -> MessageTimes:
-    """Price the loss's messages. Logits are sharded by vocabulary: only sums over ids cross the
-    axis. Plain torch computes row by row."""
+        def seconds(collective: str, numbers: float) -> float:
+            message = self.machine.collective(collective, numbers * GRADIENT_BYTES, tp, 1)
+            return message + self.machine.launches(MESSAGE_LAUNCHES)
 
-    def seconds(collective: str, size: float) -> float:
-        message = machine.collective(collective, size * GRADIENT_BYTES, split.tp, 1)
-        return message + machine.launches(MESSAGE_LAUNCHES)
+        if any(work.name == "linear_cross_entropy" for work in head.forward):
+            return MessageTimes(seconds("all-gather", 3 * tokens * tp), seconds("all-reduce", 1))
+        row_tokens = tokens / rows
+        forward = seconds("all-reduce", row_tokens) + seconds("reduce-scatter", 2 * row_tokens)
+        return MessageTimes(rows * forward, rows * seconds("all-gather", 2 * row_tokens))
 
-    if any(work.name == "linear_cross_entropy" for work in head.forward):
-        return MessageTimes(seconds("all-gather", 3 * tokens * split.tp), seconds("all-reduce", 1))
-    row = tokens / split.rows
-    forward = seconds("all-reduce", row) + seconds("reduce-scatter", 2 * row)
-    return MessageTimes(split.rows * forward, split.rows * seconds("all-gather", 2 * row))
+    def price_ring(self, work: Work, ring: Operations) -> MessageTimes:
+        """Price ring attention: the exchange of chunks before and after the ring, and the part of
+        its hops that computation does not hide."""
+        machine, cp, tp = self.machine, self.split.cp, self.split.tp
+        head_width, _, _, kv_heads = work.shape
+        exchange = self._exchange_seconds(work)
+        keys_and_values = 2 * kv_heads * head_width / tp * self.tokens
+        hop = machine.ring_hop(keys_and_values * self.number_bytes, cp, tp)
+        gradient_hop = machine.ring_hop(keys_and_values * GRADIENT_BYTES, cp, tp)
 
+        def exposed_seconds(direction: Direction, message: float) -> float:
+            # Of cp steps, the last one computes without a message.
+            compute = (cp - 1) / cp * machine.seconds(ring.select(direction), direction, Split())
+            return machine.overlapped(compute, message, tp * cp) - compute
 
-def _price_ring(
-    work: Work, ring: Operations, tokens: float, width: int, machine: Machine, split: Split
-) -> MessageTimes:
-    """Price a ring's messages: the exchange of chunks before and after it, and the exposed part of
-    the hops."""
-    cp, tp = split.cp, split.tp
-    size, _, _, keys = work.shape
-    exchange = _exchange_seconds(work, tokens, width, machine, split)
-    hop = machine.ring_hop(2 * keys * size / tp * tokens * width, cp, tp)
-    wide = machine.ring_hop(2 * keys * size / tp * tokens * GRADIENT_BYTES, cp, tp)
-    # The last hop computes without a message, and the last gradient travels without computation.
-    overlapping = (cp - 1) / cp
+        forward = exposed_seconds("forward", (cp - 1) * hop)
+        # Gradients travel once more than keys and values: to their rank, after all computation.
+        backward = exposed_seconds("backward", (cp - 1) * (hop + gradient_hop)) + gradient_hop
+        return MessageTimes(exchange + forward, exchange + backward, saved=forward)
 
-    def exposed(direction: Direction, message: float) -> float:
-        computed = overlapping * machine.seconds(ring.select(direction), direction, Split())
-        return machine.overlapped(computed, message, tp * cp) - computed
-
-    forward = exposed("forward", (cp - 1) * hop)
-    backward = exposed("backward", (cp - 1) * (hop + wide)) + wide
-    return MessageTimes(exchange + forward, exchange + backward, saved=forward)
-
-
-def _exchange_seconds(
-    work: Work, tokens: float, width: int, machine: Machine, split: Split
-) -> float:
-    """Return the seconds of the all-to-all for queries, keys and values, and for the output."""
-    sizes = _attention_bytes(work, tokens, width, split)
-    return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in sizes)
-
-
-def _attention_bytes(work: Work, tokens: float, width: int, split: Split) -> tuple[float, float]:
-    """Count the bytes of a rank's queries, keys and values, and of its output."""
-    size, heads, _, keys = work.shape
-    token = size / split.tp * tokens * width
-    return (heads + 2 * keys) * token, heads * token
-
-
-def _price_context(
-    work: Work, tokens: float, width: int, machine: Machine, split: Split
-) -> MessageTimes:
-    """Price an operation's messages over the context axis."""
-    cp, tp = split.cp, split.tp
-    if work.kind == "attention":
-        seconds = _exchange_seconds(work, tokens, width, machine, split)
-        inputs, output = _attention_bytes(work, tokens, width, split)
-        copies = 1 + _count_row_copies(split)
-        seconds += _copy_seconds(inputs, 1 + copies, machine)  # queries, keys, values: one tensor
-        seconds += _copy_seconds(output, copies, machine)
+    def price_context(self, work: Work) -> MessageTimes:
+        """Price an operation's messages over the context axis: equal in both passes."""
+        seconds = self._context_seconds(work)
         return MessageTimes(seconds, seconds)
-    if work.kind != "kernel":
-        return MessageTimes(0.0, 0.0)
-    size, channels, _ = work.shape
-    if work.name == "modal" and split.hyena_li == "a2a":
-        seconds = _channel_exchange_seconds(4 * channels / tp * tokens * width, machine, split)
-        return MessageTimes(seconds, seconds)
-    if work.name in SCANS:  # a rank waits for the states of all ranks before it
-        seconds = machine.chain(split.rows * channels / tp * size * 4, cp, tp)
-        return MessageTimes(seconds, seconds)
-    if work.name in ("short_convolution", "toeplitz"):
-        halo = split.rows * channels / tp * max(1, size - 1) * width
-        seconds = machine.ring_hop(halo, cp, tp)
-        return MessageTimes(seconds, seconds)
-    if work.name == "fft_convolution":
-        seconds = _channel_exchange_seconds(2 * channels / tp * tokens * width, machine, split)
-        return MessageTimes(seconds, seconds)
-    return MessageTimes(0.0, 0.0)
 
+    def _context_seconds(self, work: Work) -> float:
+        machine, split, tokens = self.machine, self.split, self.tokens
+        if work.kind == "attention":
+            seconds = self._exchange_seconds(work)
+            inputs, output = self._attention_bytes(work)
+            copies = 1 + self._num_row_copies
+            seconds += self._copy_seconds(inputs, 1 + copies)  # queries, keys, values: one tensor
+            return seconds + self._copy_seconds(output, copies)
+        if work.kind != "kernel":
+            return 0.0
+        size, channels, _ = work.shape  # size: numbers in a channel's state, or taps
+        if work.name == "modal" and split.hyena_li == "a2a":
+            return self._channel_exchange_seconds(
+                4 * channels / split.tp * tokens * self.number_bytes
+            )
+        if work.name in SCANS:
+            state = split.rows * channels / split.tp * size * 4
+            return machine.chain(state, split.cp, split.tp)
+        if work.name in CONVOLUTIONS:
+            halo = split.rows * channels / split.tp * max(1, size - 1) * self.number_bytes
+            return machine.ring_hop(halo, split.cp, split.tp)
+        if work.name == "fft_convolution":
+            return self._channel_exchange_seconds(
+                2 * channels / split.tp * tokens * self.number_bytes
+            )
+        return 0.0
 
-def _channel_exchange_seconds(size: float, machine: Machine, split: Split) -> float:
-    """Return the seconds of the all-to-all for a convolution's input, and for its output."""
-    inputs = output = size / 2
-    copies = 1 + _count_row_copies(split)
-    return sum(
-        machine.collective("all-to-all", part, split.cp, split.tp)
-        + _copy_seconds(part, copies, machine)
-        for part in (inputs, output)
-    )
+    def _exchange_seconds(self, work: Work) -> float:
+        """Return the seconds of the all-to-all for queries, keys and values, and for the output."""
+        machine, split = self.machine, self.split
+        sizes = self._attention_bytes(work)
+        return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in sizes)
+
+    def _attention_bytes(self, work: Work) -> tuple[float, float]:
+        """Count the bytes of a rank's queries, keys and values, and of its output."""
+        head_width, heads, _, kv_heads = work.shape
+        head_bytes = head_width / self.split.tp * self.tokens * self.number_bytes
+        return (heads + 2 * kv_heads) * head_bytes, heads * head_bytes
+
+    def _channel_exchange_seconds(self, size: float) -> float:
+        """Return the seconds of the all-to-all for a convolution's input, and for its output, which
+        have `size` bytes together."""
+        split = self.split
+        inputs = output = size / 2
+        copies = 1 + self._num_row_copies
+        return sum(
+            self.machine.collective("all-to-all", part, split.cp, split.tp)
+            + self._copy_seconds(part, copies)
+            for part in (inputs, output)
+        )
+
+    def price_experts(self, top_k: int, ep: int, trace: ModelTrace) -> MessageTimes:
+        """Price the all-to-all that dispatches rows to `top_k` experts, and that which combines
+        them."""
+        size = top_k * self.tokens / self.split.tp * trace.width * self.number_bytes
+        seconds = 2 * self.machine.collective("all-to-all", size, ep, 1)
+        return MessageTimes(seconds, seconds)
+
+    @property
+    def _num_row_copies(self) -> int:
+        """Copies that reorder parts of rows; those of a single row are contiguous."""
+        return int(self.split.rows > 1)
+
+    def _copy_seconds(self, size: float, copies: int) -> float:
+        """Return the seconds that a rank works around a message of `size` bytes, which it copies
+        `copies` times."""
+        machine = self.machine
+        return copies * machine.traffic(2 * size) + machine.launches(MESSAGE_LAUNCHES + copies)
 
 
 @dataclass(frozen=True)
 class ParameterCosts:
-    """Parameters of a layer or an end, and what an engine's messages for them cost."""
+    """Parameters of a layer or an end, and the seconds of an engine's messages for them."""
 
     elements: float
     """Local parameters before the engine shards them."""
     updated: float
     """Parameters that a rank updates."""
     seconds: Mapping[Message, float]
+    """For one message of every kind, whether or not the engine sends it."""
 
 
 class EngineMessages:
@@ -237,8 +262,9 @@ class EngineMessages:
         }
         """Bytes per element, by message."""
         self.stride = layout.tp
-        self.ranks = dp * layout.cp
-        self.shard = self.traffic.shard or self.ranks
+        self.data_ranks = dp * layout.cp
+        self.shard_ranks = self.traffic.shard or self.data_ranks
+        """Ranks that share a copy of the state."""
         self.gather_bucket = min(parameters, self.traffic.gather_bucket)
         self.reduce_bucket = min(parameters, self.traffic.reduce_bucket)
 
@@ -248,7 +274,7 @@ class EngineMessages:
         return (None, False) if self.traffic.may_stay_unsharded else (None,)
 
     def price(self, shards: Shards) -> ParameterCosts:
-        """Price the messages for these parameters."""
+        """Price every kind of message for these parameters."""
         ep = self.layout.ep
         seconds: dict[Message, float] = dict.fromkeys(MESSAGES, 0.0)
         total = updated = 0.0
@@ -258,26 +284,27 @@ class EngineMessages:
             )
             if not elements:
                 continue
-            shard, ranks = self.shard, self.ranks
-            stride = self.stride
+            shard_ranks, data_ranks, stride = self.shard_ranks, self.data_ranks, self.stride
             if experts:  # only replicas hold the same experts
-                shard, ranks = (max(1, n * self.stride // ep) for n in (shard, ranks))
+                shard_ranks = max(1, shard_ranks * self.stride // ep)
+                data_ranks = max(1, data_ranks * self.stride // ep)
                 stride = max(ep, self.stride)
             send, widths = self.machine.collective, self.widths
-            size = elements * widths["reduce"]
-            # A layer pays its share of a bucket.
+            # A message for a bucket serves several layers, which share its seconds by elements.
             gathered = max(elements, self.gather_bucket)
+            size = gathered * widths["gather"]
+            seconds["gather"] += elements / gathered * send("all-gather", size, shard_ranks, stride)
+            size = elements * widths["reduce"]
+            seconds["reduce"] += send("reduce-scatter", size, shard_ranks, stride)
+            copies, shard_stride = data_ranks // shard_ranks, stride * shard_ranks
+            seconds["reduce"] += send("all-reduce", size / shard_ranks, copies, shard_stride)
             reduced = max(elements, self.reduce_bucket)
-            bucket = gathered * widths["gather"]
-            seconds["gather"] += elements / gathered * send("all-gather", bucket, shard, stride)
-            seconds["reduce"] += send("reduce-scatter", size, shard, stride)
-            seconds["reduce"] += send("all-reduce", size / shard, ranks // shard, stride * shard)
             sums: tuple[Message, ...] = ("all_reduce", "all_reduce_compute")
             for name in sums:
-                bucket = reduced * widths[name]
-                seconds[name] += elements / reduced * send("all-reduce", bucket, ranks, stride)
+                size = reduced * widths[name]
+                seconds[name] += elements / reduced * send("all-reduce", size, data_ranks, stride)
             total += elements
-            updated += elements / (1 if self.traffic.updates_all else shard)
+            updated += elements / (1 if self.traffic.updates_all else shard_ranks)
         return ParameterCosts(total, updated, seconds)
 
     def forward_message(self, costs: ParameterCosts) -> float:
@@ -293,19 +320,20 @@ class EngineMessages:
         return messages if gathers else [name for name in messages if name != "gather"]
 
     def forward(self, busy: float, costs: ParameterCosts) -> float:
-        """Return the seconds of a block's forward pass with concurrent messages."""
+        """Return the seconds of a block's forward pass beside its messages. `busy` are the seconds
+        of its computation."""
         host = self._host_seconds(len(self.traffic.forward))
         return self.overlap(busy + host, self.forward_message(costs))
 
     def backward(self, busy: float, costs: ParameterCosts, *, gathers: bool = True) -> float:
-        """Return the seconds of a block's backward pass with concurrent messages."""
+        """Return the seconds of a block's backward pass beside its messages."""
         [seconds] = self.backward_passes([busy], costs, gathers=gathers)
         return seconds
 
     def backward_passes(
         self, busy: Sequence[float], costs: ParameterCosts, *, gathers: bool = True
     ) -> list[float]:
-        """Return `backward` for several passes."""
+        """Return `backward` for several passes with the same messages."""
         host = self._host_seconds(len(self._select_backward(gathers=gathers)))
         message = self.backward_message(costs, gathers=gathers)
         return [self.overlap(seconds + host, message) for seconds in busy]
@@ -322,10 +350,11 @@ class EngineMessages:
 
     def overlap(self, busy: float, message: float) -> float:
         """Return the seconds of a pass and a concurrent message."""
-        return self.machine.overlapped(busy, message, self.stride * self.shard)
+        return self.machine.overlapped(busy, message, self.stride * self.shard_ranks)
 
     def update(self, forward: float, backward: float, costs: ParameterCosts) -> float:
-        """Return the seconds outside the passes, once per step."""
+        """Return the seconds of the optimizer step, of messages beside it, and of those beside a
+        step's first forward or last backward pass, as far as these do not hide them."""
         traffic = self.traffic
         seconds = self.machine.traffic(UPDATE_BYTES * costs.updated)
         num_messages = len(traffic.first_forward) + len(traffic.last_backward)

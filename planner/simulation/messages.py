@@ -99,13 +99,13 @@ class LayerMessages:
     def _data_messages(self, costs: messages.ParameterCosts) -> list[RankMessage]:
         """Return the engine's messages: gathered weights and reduced gradients."""
         engine = self.engine
-        near = math.gcd(engine.shard, max(1, self.recorder.per_node // engine.stride))
+        near = math.gcd(engine.shard_ranks, max(1, self.recorder.per_node // engine.stride))
         return [
             RankMessage(
                 "data",
                 COLLECTIVES[message],
                 costs.elements * engine.widths[message],
-                engine.shard,
+                engine.shard_ranks,
                 near,
                 costs.seconds[message],
             )
