@@ -44,13 +44,14 @@ class Traces(Protocol):
 
 
 def measure_footprint(passes: Passes) -> Footprint:
+    """Return a layer's footprint; its workspace is the peak of either pass beside activations."""
     activations = passes.activations
     forward_workspace = find_peak(passes.forward) - activations
     return Footprint(activations, max(0, find_peak(passes.backward), forward_workspace))
 
 
 def min_footprint(passes: Passes) -> Footprint:
-    """Measure without the gradients of parameters, which more ranks do not divide."""
+    """Measure without the gradients of parameters, which do not shrink with a rank's rows."""
     backward = tuple(
         replace(segment, high=segment.high - segment.size) for segment in passes.backward
     )
@@ -70,21 +71,21 @@ class Footprints:
     def __init__(
         self, traces: Callable[[Split, int, LinearForm], Traces], layers: Sequence[int]
     ) -> None:
-        """`traces` takes a split, the degree of experts and the engine's linear function; `layers`
-        has the kind of every layer."""
+        """`traces(split, ep, linear)` returns the traces of a layout, with the engine's linear
+        function. `layers` has the kind of every layer."""
         self.traces = cache(traces)
         self.kind_layers = [layers.index(kind) for kind in range(max(layers) + 1)]
-        """A layer of every kind."""
+        """The first layer of every kind."""
         self._refined: dict[tuple[Split, int, LinearForm], ModelFootprints] = {}
         self._bound, self._measure_row = cache(self._scale_row), cache(self._trace_row)
 
     def estimate(self, split: Split, ep: int, linear: LinearForm) -> ModelFootprints:
-        """Return the refined footprints of a layout, or else lower bounds."""
+        """Return a layout's refined footprints, or lower bounds before `refine` traced it."""
         refined = self._refined.get((split, ep, linear))
         return refined or self._bound(split.rows / split.ranks, linear)
 
     def _scale_row(self, rows: float, linear: LinearForm) -> ModelFootprints:
-        """Return the lower bounds of several rows, or of a fraction of a row."""
+        """Return the lower bounds for `rows` rows, which may be a fraction."""
         row = self._measure_row(linear)
         return ModelFootprints(
             [{rule: size.scale(rows) for rule, size in kind.items()} for kind in row.kinds],

@@ -123,11 +123,11 @@ class LayoutSearch:
         for shape, layout, refusals in enumerate_shapes(
             costs.model, self.num_gpus, per_node, costs.phase
         ):
-            if may_match_layout(layout, self.settings):  # layouts that were asked for
+            if may_match_layout(layout, self.settings):  # other layouts' refusals are not shown
                 self.outcome.refused.update(refusals)
             if shape is not None and may_match_shape(shape, self.settings):
                 self.outcome.shapes += 1
-                bound = shape_bound(costs, shape, self.simulate)
+                bound = bound_shape(costs, shape, self.simulate)
                 self._push(bound, partial(self._expand_shape, shape))
 
     def _expand_shape(self, shape: LayoutShape) -> None:
@@ -138,17 +138,17 @@ class LayoutSearch:
             key = id(grid.engine)
             if key not in problems:
                 problems[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
-            bound = fastest_bound(scheduled(problems[key], grid))
+            bound = fastest_bound(apply_schedule(problems[key], grid))
             self._push(bound, partial(self._bound_memory, grid, bound))
 
     def _bound_memory(self, grid: Grid, lower_bound: float) -> None:
-        """Push a layout again with a bound that respects the budget, if its state fits."""
+        """Push a layout again, if its state fits, with a bound that respects the budget."""
         if not self._may_fit(grid):
             return
         self._grids.append(grid)
         problem = self._problem(grid)
         bound = quick_bound(problem)
-        if bound <= lower_bound:  # memory does not bind, and no node in the heap comes first
+        if bound <= lower_bound:  # memory binds nothing, so this node is still the first
             self._bound_divisions(grid, problem)
         elif math.isfinite(bound):
             self._push(bound, lambda: self._bound_divisions(grid, self._problem(grid)))
@@ -189,12 +189,12 @@ class LayoutSearch:
                 self.outcome.undecided += [grid for grid in self._grids if grid.layout.tp > 1]
 
     def _problem(self, grid: Grid) -> Problem:
-        """Return the problem of a layout whose state fits. Only whether gradients are alive before
-        the end distinguishes the costs of schedules."""
+        """Return the problem of a layout whose state fits. The schedules of a shape and engine
+        share its costs, unless gradients exist earlier under one of them."""
         key = id(grid.shape), id(grid.engine), grid.has_early_gradients
         if key not in self._problems:
             self._problems[key] = self.costs.problem(grid, self.budget, simulate=self.simulate)
-        return scheduled(self._problems[key], grid)
+        return apply_schedule(self._problems[key], grid)
 
     def _may_fit(self, grid: Grid) -> bool:
         """Return False if the state alone exceeds the budget."""
@@ -228,7 +228,7 @@ def fit_candidate(
 
     def measure(solution: Solution) -> Sequence[Timeline] | None:
         layer_plans = [choice.name for choice in choices_by_layer(build_problem(), solution)]
-        if costs.refine(grid, layer_plans):
+        if costs.refine(grid, layer_plans):  # sizes changed: solve again
             return None
         return costs.timelines(grid, solution.cuts, layer_plans)
 
@@ -257,13 +257,13 @@ def price_fitting_plan(costs: Costs, grid: Grid, plan: FittingPlan, budget: floa
     return Candidate(grid, problem, solution, timelines, choices)
 
 
-def scheduled(problem: Problem, grid: Grid) -> Problem:
-    """Return the problem with the schedule of a grid."""
+def apply_schedule(problem: Problem, grid: Grid) -> Problem:
+    """Return the problem with a grid's schedule and chunks."""
     return replace(problem, schedule=grid.layout.pipeline_schedule, chunks=grid.layout.chunks)
 
 
-def shape_bound(costs: Costs, shape: LayoutShape, simulate: bool = False) -> float:
-    """Return the seconds of all passes in a step, shared evenly by the stages."""
+def bound_shape(costs: Costs, shape: LayoutShape, simulate: bool = False) -> float:
+    """Return a lower bound on the step: the seconds of all passes, shared evenly by the stages."""
     split = shape.split
     passes, head = costs.passes(split, shape.layout.ep)
     seconds = [cost.forward_seconds + cost.backward_seconds for cost in passes]
@@ -277,10 +277,11 @@ def shape_bound(costs: Costs, shape: LayoutShape, simulate: bool = False) -> flo
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:
-    """Order by time; of equal times the layout with smaller degrees is simpler."""
+    """Order by time; of equal times the layout with smaller degrees is simpler. Times that round to
+    the same digits, about MARGIN of the price, are equal."""
     digits = -math.floor(math.log10(candidate.solution.price * MARGIN))
     layout = candidate.grid.layout
     degrees = layout.pp, layout.chunks, layout.cp, layout.tp, layout.ep
-    ring = layout.attention == "ring", layout.hyena_li == "a2a"
+    forms = layout.attention == "ring", layout.hyena_li == "a2a"
     schedule = [*SCHEDULES].index(layout.schedule)
-    return (round(candidate.solution.price, digits), *degrees, *ring, schedule)
+    return (round(candidate.solution.price, digits), *degrees, *forms, schedule)
