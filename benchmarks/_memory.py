@@ -16,7 +16,6 @@ from headrace.models.model.model import initial_weights
 from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.engines.engine import load_weights
-from headrace.trainer.launch.worker import build_engine
 from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.layout.stages import shared_modules
 from headrace.trainer.loop.hooks.hook import Hook
@@ -24,6 +23,7 @@ from headrace.trainer.loop.loaders import training_steps
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.record.meter import TENSOR_TYPES, Meter, live_storages
 from headrace.trainer.run.job import Job
+from headrace.trainer.run.process import build_engine
 from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 

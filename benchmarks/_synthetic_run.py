@@ -39,6 +39,12 @@ def documents(tokens: int, seed: int = 0, median: float = MEDIAN) -> list[int]:
     return ends
 
 
+def plan_rows(vocab_size: int, steps: int, tokens: int, micro_batches: int = 1) -> SyntheticPlan:
+    """Plan steps of micro-batches of one row."""
+    config = SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0)
+    return SyntheticPlan(config=config, vocab_size=vocab_size, seed=0)
+
+
 def train(
     engine: Engine,
     parallel: Parallel,
@@ -54,11 +60,7 @@ def train(
 ) -> None:
     """Train for some steps; a micro-batch is one row of so many tokens. `options` are of the
     loop."""
-    plan = SyntheticPlan(
-        config=SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0),
-        vocab_size=vocab_size,
-        seed=0,
-    )
+    plan = plan_rows(vocab_size, steps, tokens, micro_batches)
     chosen = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard(), **options)
 
     def packed(batch: SyntheticBatch) -> SyntheticBatch:

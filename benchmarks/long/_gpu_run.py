@@ -1,4 +1,4 @@
-"""Measurement of a line of gpu_step.py: the FSDP2 engine and the real loop on one GPU."""
+"""Measurement of a line of gpu_step.py: a run's process, engine and loop on one GPU."""
 
 from __future__ import annotations
 
@@ -17,39 +17,53 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks._gpu_models import with_kernels
-from benchmarks._synthetic_run import train
-from headrace.models.accounting.count import build_meta
+from benchmarks._synthetic_run import plan_rows, train
 from headrace.models.config.options.names import Backend, Kernel
 from headrace.models.config.options.precision import PRECISIONS
-from headrace.models.config.options.recompute import Recompute, expand_rules
+from headrace.models.config.options.recompute import expand_rules
 from headrace.models.model.model import initial_weights
-from headrace.models.transforms.fp8 import quantize
-from headrace.trainer.cluster import ranks
 from headrace.trainer.engines.engine import Engine, load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
-from headrace.trainer.engines.objective import Objective
-from headrace.trainer.engines.optimizers.adamw import AdamWConfig
-from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.devices import local_device, set_allocator
+from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel, create_groups
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.record.speed import Speed, count_speed, device_peak
+from headrace.trainer.run.config import RunConfig
+from headrace.trainer.run.job import Job
+from headrace.trainer.run.process import build_engine, join_group, order_attention
 
-from ._gpu_lines import Line, Sizes
+from ._gpu_lines import Line, Sizes, lines
 from ._gpu_profile import KINDS, Shares, Tracer
 
 TIMEOUT = timedelta(minutes=10)
 
 
+def make_job(line: Line, sizes: Sizes) -> Job:
+    """Return a line's run, with the defaults of a run's configuration for all that no line sets."""
+    kernels: Kernel = line.kernels
+    if sizes.dry and kernels == "auto":
+        kernels = "triton"  # on the CPU, in Triton's interpreter
+    model = with_kernels(sizes.model(line.model), kernels)
+    backend: Backend = "aot_eager" if line.compiled and sizes.dry else "inductor"
+    run = RunConfig(
+        precision=line.precision,
+        fp8=PRECISIONS[line.precision].fp8,
+        processes=1,
+        device=sizes.device,
+        micro_batch_tokens=sizes.tokens,
+        recompute=line.recompute,
+        engine=Fsdp2Config(compile=line.compiled, compile_backend=backend),
+    )
+    plan = plan_rows(model.vocab_size, sizes.timed + sizes.traced, sizes.tokens, line.micro_batches)
+    return Job(folder=RunFolder("gpu_step"), run=run, model=model, plan=plan)
+
+
 @cache
-def parallel_of(device: Literal["cpu", "cuda"]) -> Parallel:
-    """Join a group of one rank, as a rank of a run does."""
-    backend = "gloo"
-    if device == "cuda":
-        backend = "cpu:gloo,cuda:nccl"
-        set_allocator()
-    ranks.initialise(backend, TIMEOUT, device=local_device(device))
-    return create_groups(LayoutConfig(), device, TIMEOUT)
+def join(device: Literal["cpu", "cuda"]) -> Parallel:
+    """Join a group of one rank; all lines share it."""
+    job = make_job(lines()[0], Sizes(dry=device == "cpu"))
+    join_group(job, TIMEOUT)
+    return create_groups(job.run.layout, device, TIMEOUT)
 
 
 @cache
@@ -58,25 +72,10 @@ def weights_of(model: str, sizes: Sizes) -> dict[str, Tensor]:
     return dict(initial_weights(sizes.model(model), 0))
 
 
-def build(
-    name: str,
-    sizes: Sizes,
-    kernel: Kernel,
-    precision: str = "bf16",
-    recompute: Recompute = "none",
-    compiled: bool = False,
-) -> Engine:
-    """Return an engine with the initial weights of a model."""
-    if sizes.dry and kernel == "auto":
-        kernel = "triton"  # on the CPU, in Triton's interpreter
-    meta = build_meta(with_kernels(sizes.model(name), kernel))
-    model = quantize(meta, PRECISIONS[precision].fp8)
-    model.set_recompute(recompute)
-    backend: Backend = "aot_eager" if compiled and sizes.dry else "inductor"
-    engine = Fsdp2Config(compile=compiled, compile_backend=backend).build(
-        Objective(model), AdamWConfig(), PRECISIONS[precision], parallel_of(sizes.device)
-    )
-    load_weights(engine, weights_of(name, sizes))
+def build(line: Line, sizes: Sizes) -> Engine:
+    """Return a line's engine with the initial weights of its model."""
+    engine = build_engine(make_job(line, sizes), join(sizes.device))
+    load_weights(engine, weights_of(line.model, sizes))
     return engine
 
 
@@ -157,9 +156,8 @@ def speed(line: Line, sizes: Sizes) -> Speed:
 
 def measure(line: Line, sizes: Sizes, trace: Path) -> str:
     """Return the text of a line; its traced steps go into a file."""
-    config = sizes.model(line.model)
-    parallel = parallel_of(sizes.device)
-    engine = build(line.model, sizes, line.kernels, line.precision, line.recompute, line.compiled)
+    job = make_job(line, sizes)
+    engine = build(line, sizes)
     memory = Memory(sizes.device)
     steps = range(sizes.timed, sizes.timed + sizes.traced)
     tracer = Tracer(steps, sizes.device == "cuda", trace)
@@ -173,16 +171,17 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
             tracer.begin(step, engine)
 
     recorder = Seconds()
-    train(
-        engine,
-        parallel,
-        config.vocab_size,
-        [Turns(), recorder],
-        steps=steps.stop,
-        tokens=sizes.tokens,
-        boundaries=lambda row: sizes.boundaries(line.packed, row),
-        micro_batches=line.micro_batches,
-    )
+    with order_attention(job.run):
+        train(
+            engine,
+            join(sizes.device),
+            job.model.vocab_size,
+            [Turns(), recorder],
+            steps=steps.stop,
+            tokens=sizes.tokens,
+            boundaries=lambda row: sizes.boundaries(line.packed, row),
+            micro_batches=line.micro_batches,
+        )
     measured = Measured(
         tokens=sizes.tokens * line.micro_batches,
         seconds=median(recorder.seconds[sizes.warm : sizes.timed]),

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from headrace.models.attestation.trials import BOUNDS
-from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
 from headrace.trainer.engines.update import update
+from headrace.trainer.run.process import order_attention
 
-from ._gpu_lines import Sizes
-from ._gpu_run import build, clear
+from ._gpu_lines import Line, Sizes
+from ._gpu_run import build, clear, make_job
 from ._kernel_measures import Clock
 from ._tasks import WRONG
 
@@ -48,18 +48,19 @@ class Step:
         return {"loss": self.loss, "norm": self.norm, **gradients}
 
 
-def take_step(sizes: Sizes, kernel: Kernel, precision: str) -> Step:
+def take_step(sizes: Sizes, line: Line) -> Step:
     """Take one step from the initial weights."""
     tokens, model = sizes.smoke_tokens, sizes.model(MODEL)
-    engine = build(MODEL, sizes, kernel, precision)
+    engine = build(line, sizes)
     generator = torch.Generator().manual_seed(1)
     row = torch.randint(model.vocab_size, (1, tokens + 1), generator=generator)
     ends = [end for end in sizes.boundaries(True, 0) if end < tokens]
     cuts = torch.tensor([*ends, tokens], dtype=torch.int32)
     documents = Documents.from_cu_seqlens(cuts, (1, tokens)).to(engine.device)
     row, weights = row.to(engine.device), torch.ones(1, tokens, device=engine.device)
-    sums = engine(row[:, :-1], row[:, 1:], weights, documents)
-    engine.backward(sums.total / tokens, last=True)
+    with order_attention(make_job(line, sizes).run):
+        sums = engine(row[:, :-1], row[:, 1:], weights, documents)
+        engine.backward(sums.total / tokens, last=True)
     found = [(each.parameter, each.data.detach().clone()) for each in engine.gradients()]
     norm = update(engine, 1e-4).grad_norm
     return Step(sums.total.detach() / tokens, torch.tensor(norm), dict(found))
@@ -74,13 +75,13 @@ def error(got: Tensor, wanted: Tensor) -> float:
 def smoke(dry: bool) -> int:
     """Compare a step of the kernels with plain torch. Return 1 if it is wrong."""
     sizes, steps = Sizes(dry), {}
-    kinds: tuple[tuple[str, Kernel, str], ...] = (
-        ("kernels", "auto", "bf16"),
-        ("plain torch", "torch", "bf16"),
-        ("fp32", "torch", "fp32"),
-    )
-    for name, kernel, precision in kinds:
-        steps[name] = take_step(sizes, kernel, precision).values()
+    compared = {
+        "kernels": Line(model=MODEL),
+        "plain torch": Line(model=MODEL, kernels="torch"),
+        "fp32": Line(model=MODEL, kernels="torch", precision="fp32"),
+    }
+    for name, line in compared.items():
+        steps[name] = take_step(sizes, line).values()
         clear(sizes.device)
         loss, norm = (float(steps[name][each]) for each in ("loss", "norm"))
         print(f"{name}: loss {loss:.5f}, norm {norm:.5f}", flush=True)

@@ -8,18 +8,26 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.nn.attention import SDPBackend
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
-from benchmarks.long import _gpu_profile, gpu_suite
+from benchmarks.long import _gpu_profile, _gpu_run, gpu_suite
 from benchmarks.long._gpu_lines import Sizes, lines, predictable
 from benchmarks.long._gpu_tools import launches
 from benchmarks.long._tasks import Report, Task, failed, run, run_all, unfinished
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
+from headrace.trainer.cluster import ranks
+from headrace.trainer.layout.devices import ALLOCATOR
+from headrace.trainer.run.config import RunConfig
+from headrace.trainer.run.job import Job
 
 ROOT = Path(__file__).parents[2]
 
@@ -304,6 +312,50 @@ def test_lines_cover_each_setting() -> None:
         assert {line.recompute for line in mine} == {"none", "block"}
         assert {line.precision for line in mine} == PRECISIONS.keys() - {"fp32"}
     assert {line.model for line in predictable() if line.packed} == MODELS.keys()
+
+
+def test_steps_are_measured_with_the_settings_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With others it would be another program: flash attention took twice cuDNN's time."""
+    seen: dict[str, object] = {}
+
+    def initialise(backend: str, *_: object) -> None:
+        seen.update(backend=backend, allocator=os.environ.get("PYTORCH_ALLOC_CONF"))
+
+    def build_engine(job: Job, _: object) -> None:
+        seen["job"] = job
+
+    def train(*_: object, **__: object) -> None:
+        seen["attention"] = torch._C._get_sdp_priority_order()[0]
+        raise StopIteration
+
+    for variable in ALLOCATOR:
+        monkeypatch.setenv(variable, "")  # restored after the test
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr(ranks, "initialise", initialise)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    for name, replacement in (
+        ("join", _gpu_run.join.__wrapped__),
+        ("create_groups", lambda *_: SimpleNamespace(device=torch.device("cuda"))),
+        ("build_engine", build_engine),
+        ("load_weights", lambda *_: None),
+        ("weights_of", lambda *_: {}),
+        ("train", train),
+    ):
+        monkeypatch.setattr(_gpu_run, name, replacement)
+    line = replace(lines()[0], precision="fp8", recompute="block")
+    with pytest.raises(StopIteration):
+        _gpu_run.measure(line, Sizes(dry=False), tmp_path / "trace")
+    assert seen["backend"] == "cpu:gloo,cuda:nccl"
+    assert seen["allocator"] == "expandable_segments:True"
+    assert seen["attention"] == SDPBackend.CUDNN_ATTENTION.value
+    job = seen["job"]
+    assert isinstance(job, Job) and job.precision == PRECISIONS["fp8"]
+    names, usual = [field.name for field in fields(RunConfig)], RunConfig()
+    assert {name for name in names if getattr(job.run, name) != getattr(usual, name)} == {
+        *("precision", "fp8", "processes", "device", "micro_batch_tokens", "recompute", "engine")
+    }
 
 
 def test_pairs_are_those_of_the_documents() -> None:

@@ -7,7 +7,6 @@ rank.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,15 +14,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-import torch
 import torch.distributed as dist
 
 from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
-from ...models.accounting.count import build_meta
-from ...models.layers.attention.order import attention_order
-from ...models.transforms.fp8 import quantize
 from ..accounting import exceeded
 from ..accounting.about import ATTESTED
 from ..accounting.stages import stage_flops
@@ -33,11 +28,9 @@ from ..cluster.agreement import broadcast_first, read_agreed, run_on_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
 from ..engines.engine import Engine
-from ..engines.objective import Objective
 from ..folders.folder import RunFolder
-from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel, create_groups
-from ..layout.stages import list_chunks, shared_modules
+from ..layout.stages import shared_modules
 from ..loop.hooks.heartbeat import Heartbeat
 from ..loop.hooks.hook import Hook, Hooks
 from ..loop.hooks.profiler import MemorySnapshot, Profiler
@@ -55,6 +48,7 @@ from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
 from ..run.job import Job
 from ..run.plan_check import followed_plan
+from ..run.process import build_engine, join_group, order_attention
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import AttestationOutcome, attesting
@@ -102,9 +96,8 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopRequest, options: St
         checkpoints.wait()
     hooks.run_begins(state, resumed=resumed)
     loop = _make_loop(job, engine, parallel, options, hooks, checkpoints)
-    order = job.run.kernels.order(deterministic=job.run.deterministic)
     try:
-        with explain_out_of_memory(), attention_order(order):
+        with explain_out_of_memory(), order_attention(job.run):
             state, finished = loop.run(state)
         hooks.ended(state, finished=finished)
     except UserError as error:
@@ -235,31 +228,13 @@ def _join(job: Job, options: StartOptions) -> Parallel:
     """Join the process group, and check that all ranks start the same run. Collective."""
     run = job.run
     assert run.device != "auto"
-    torch.set_num_threads(job.threads)
-    if run.deterministic and run.device == "cuda":  # on CPU a fixed number of threads is enough
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
-        torch.use_deterministic_algorithms(True)
     # The launcher times out first: it can report every rank's stack.
     timeout = max(MINIMUM_TIMEOUT, timedelta(seconds=run.watch.stall_seconds + 60))
-    backend = "gloo"
-    if run.device == "cuda":
-        backend = "cpu:gloo,cuda:nccl"
-        set_allocator()
-    wait = timedelta(seconds=run.watch.join_seconds)
-    ranks.initialise(backend, timeout, wait, local_device(run.device))
+    join_group(job, timeout, timedelta(seconds=run.watch.join_seconds))
     # Before the layout's groups: ranks with different layouts would wait for each other.
     read_agreed("the run", lambda: collect_facts(job, options), dict)
     shared = shared_modules(run.layout, job.model, job.cuts)
     return create_groups(run.layout, run.device, timeout, shared)
-
-
-def build_engine(job: Job, parallel: Parallel) -> Engine:
-    model = quantize(build_meta(job.model), job.precision.fp8)
-    model.keep(job.cuts, list_chunks(job.run.layout, parallel.pipe.stage))
-    model.shard(parallel.axes)
-    model.set_recompute(job.rules)
-    objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
-    return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
 
 
 def build_lr_schedule(job: Job) -> Callable[[int], float]:
