@@ -16,8 +16,8 @@ class Weights(Mapping[str, Tensor]):
         self.read = read
 
     @classmethod
-    def held(cls, tensors: Mapping[str, Tensor]) -> Weights:
-        """Weights of tensors in memory."""
+    def wrap(cls, tensors: Mapping[str, Tensor]) -> Weights:
+        """Wrap tensors in memory."""
         return cls({name: tensor.shape for name, tensor in tensors.items()}, tensors.__getitem__)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -34,6 +34,6 @@ class Weights(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def shadow(self, name: str) -> Tensor:
-        """Return a tensor of the right shape without storage."""
+    def meta_tensor(self, name: str) -> Tensor:
+        """Return a tensor with this name's shape on the meta device."""
         return torch.empty(self.shapes[name], device="meta")

@@ -21,8 +21,8 @@ FAMILIES: dict[str, Family] = {
     "zamba": ZambaFamily(),
     "zamba2": Zamba2Family(),
 }
-"""Families by the `model_type` of transformers. A new one is a class as in family.py, and a line
+"""Families by transformers' `model_type`. A new family is a class as in family.py, and a line
 here."""
 
 ORIGINALS: dict[str, Original] = {"mamba_moe_layers": BlackMamba(), "ssm_cfg": MambaSSM()}
-"""Formats of a `config.json` without `model_type`, by a key that only they have."""
+"""Formats whose `config.json` has no `model_type`, by a key that only they have."""

@@ -1,4 +1,4 @@
-"""Bamba: Mamba-2 or attention, then a SwiGLU; rotary positions on half of a head's channels."""
+"""Bamba: Mamba-2 or attention, then a SwiGLU; rotary positions on half a head's channels."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .family import (
     require_plain_decoder,
     write_rope,
 )
-from .llama import attention_rules
+from .llama import attention_rules, glu_rules
 from .mamba import mamba2_rules
-from .rules import Rule, map_rows, map_same
+from .rules import Rule, map_ends, map_same
 
 
 class BambaFamily:
@@ -131,25 +131,15 @@ class BambaFamily:
         }
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = [
-            map_same("embedding.weight", "model.embed_tokens.weight"),
-            map_same("norm.weight", "model.final_layernorm.weight"),
-        ]
-        if not config.tie_embeddings:
-            result.append(map_same("head.weight", "lm_head.weight"))
+        result = map_ends(config, "model.embed_tokens.weight", "model.final_layernorm.weight")
         for number, layer in enumerate(config.layers):
             ours, theirs = f"blocks.{number}", f"model.layers.{number}"
             glu = config.operators[layer.mlp or ""]
             assert isinstance(glu, GLUOptions)
-            gate_up = {
-                f"{theirs}.feed_forward.{name}_proj.weight": glu.hidden for name in ("gate", "up")
-            }
-            down = f"{theirs}.feed_forward.down_proj.weight"
             result += [
                 map_same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight"),
                 map_same(f"{ours}.mlp.norm.weight", f"{theirs}.pre_ff_layernorm.weight"),
-                map_rows(f"{ours}.mlp.operator.gate_up.weight", gate_up),
-                map_same(f"{ours}.mlp.operator.down.weight", down),
+                *glu_rules(f"{ours}.mlp.operator", f"{theirs}.feed_forward", glu.hidden),
             ]
             options, ours = config.operators[layer.mixer], f"{ours}.mixer.operator"
             if isinstance(options, AttentionOptions):

@@ -1,4 +1,4 @@
-"""Folders of BlackMamba: `config.json` without `model_type`, and `pytorch_model.bin`.
+"""BlackMamba folders: `config.json` without `model_type`, and `pytorch_model.bin`.
 
 `mamba_moe_layers` names each layer: `r` is Mamba, `1` a gated MLP, `8` eight experts; `r1` and `r8`
 are both at once, side by side.
@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ...console.errors import ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
@@ -21,10 +19,10 @@ from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .family import build_pattern, expect
 from .mamba import INIT, mamba1_rules
-from .rules import Rule, map_same
+from .rules import Rule, map_same, map_stacked
 
 LAYER = re.compile(r"r[1-9]?|[1-9]")
-"""Their code reads one digit of a layer's name."""
+"""Their code reads a single digit in a layer's name."""
 
 
 class BlackMamba:
@@ -91,7 +89,7 @@ class BlackMamba:
 
 
 def format_layer(kind: str) -> str:
-    """Return the layer of our pattern."""
+    """Return the layer in our pattern."""
     mlp = {"": "", "1": "mlp"}.get(kind.removeprefix("r"), f"moe{kind[-1]}")
     if not kind.startswith("r"):
         return mlp
@@ -112,15 +110,8 @@ def operator_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rul
         map_same(f"{ours}.router.{kind}", f"{theirs}.router.{kind}") for kind in ("weight", "bias")
     ]
     for our_name, name in (("gate_up", "linear_fc1"), ("down", "linear_fc2")):
-        experts = tuple(
+        experts = [
             f"{theirs}.local_experts.{expert}.{name}.weight" for expert in range(options.experts)
-        )
-        result.append(
-            Rule(
-                f"{ours}.{our_name}",
-                experts,
-                lambda t: t.unbind(0),
-                lambda ts: torch.stack(list(ts)),
-            )
-        )
+        ]
+        result.append(map_stacked(f"{ours}.{our_name}", experts))
     return result

@@ -1,4 +1,4 @@
-"""Interface of model families, and functions that families share."""
+"""Model family interface, and functions that families share."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..config.pattern import parse_pattern
 from .rules import Rule
 
 Settings = dict[str, Any]
-"""Contents of a `config.json`."""
+"""Parsed `config.json`."""
 
 
 class Original(Protocol):
-    """Format of published models that can be read: a `config.json` and tensors."""
+    """A readable format for published models: a `config.json` and tensors."""
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         """Convert settings to a ModelConfig; raise ConfigProblems for unsupported settings."""
         ...
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        """Return a rule per tensor of ours."""
+        """Return a rule for each of our tensors."""
         ...
 
 
 class Family(Original, Protocol):
-    """A `model_type` of transformers, which can be written too."""
+    """A transformers `model_type`, which can be written too."""
 
     architecture: str
 
@@ -87,7 +87,7 @@ def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 def require_equal_layers(
     config: ModelConfig, mixer: type[OperatorOptions], mlp: type[OperatorOptions] | None
 ) -> None:
-    """Require equal layers, with a mixer and an MLP of these kinds."""
+    """Require equal layers, with these mixer and MLP kinds."""
     require(
         len({(layer.mixer, layer.mlp, layer.shared) for layer in config.layers}) == 1,
         "its layers differ",
@@ -105,7 +105,7 @@ def require_equal_layers(
 def build_pattern(
     names: Sequence[str], operators: Mapping[str, OperatorOptions], *, mlp: str | None = None
 ) -> dict[str, Any]:
-    """Return the pattern for a list of layers, and the operators that it uses."""
+    """Build the pattern for a list of layers, and select the operators that it uses."""
     pattern = f"[{', '.join(names)}]"
     used = {name for layer in parse_pattern(pattern, mlp=mlp) for name in layer.names}
     used_operators = {name: options for name, options in operators.items() if name in used}
@@ -126,13 +126,13 @@ def require_sequential(config: ModelConfig) -> None:
 
 
 def require_norm(config: ModelConfig, kind: NormKind) -> None:
-    """Require that every norm is of this kind."""
+    """Require this kind for every norm."""
     for norm in (config.norm, config.final_norm or kind):
         require(norm == kind, f"its norm is `{norm}`")
 
 
 def rope_settings(settings: Mapping[str, Any]) -> Settings:
-    """Return the settings of rotary positions; transformers 5 nests them in a dictionary."""
+    """Return the RoPE settings; transformers 5 nests them in a dictionary."""
     top_level = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     merged = {key: value for key, value in top_level.items() if value is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -141,7 +141,7 @@ def rope_settings(settings: Mapping[str, Any]) -> Settings:
 
 
 def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
-    """Convert the settings of rotary positions; `rotated` is the rotated fraction of channels."""
+    """Convert RoPE settings; `rotated` is the fraction of channels that turn."""
     scaling = rope_settings(settings)
     expect(scaling, partial_rotary_factor=rotated)
     base = float(scaling.get("rope_theta") or 10_000.0)
@@ -181,23 +181,21 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
 
 def write_rope(rope: Rope, head_dim: int) -> Settings:
     base = rope.base
-    scaling: Settings | None = None
-    length = int(rope.original_length * rope.factor)
+    scaling: Settings = {"rope_type": rope.scaling, "factor": rope.factor}
     if rope.scaling == "ntk":
         base *= rope.factor ** (head_dim / (head_dim - 2))
-    elif rope.scaling != "none":
-        scaling = {"rope_type": rope.scaling, "factor": rope.factor}
     if rope.scaling in ("yarn", "llama3"):
-        assert scaling is not None
         scaling["original_max_position_embeddings"] = rope.original_length
     if rope.scaling == "yarn":
-        assert scaling is not None
         scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
     if rope.scaling == "llama3":
-        assert scaling is not None
         scaling["low_freq_factor"] = rope.low_freq_factor
         scaling["high_freq_factor"] = rope.high_freq_factor
-    return {"rope_theta": base, "rope_scaling": scaling, "max_position_embeddings": length}
+    return {
+        "rope_theta": base,
+        "rope_scaling": None if rope.scaling in ("none", "ntk") else scaling,
+        "max_position_embeddings": int(rope.original_length * rope.factor),
+    }
 
 
 def get_plain_attention(config: ModelConfig) -> AttentionOptions:

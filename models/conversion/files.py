@@ -42,11 +42,11 @@ def read_weights(folder: Path) -> Weights:
     tensors: dict[str, Tensor] = {}
     for file in _list_indexed_files(index) if index.exists() else [TORCH]:
         tensors |= read_torch(folder / file, hint=TORCH_HINT)
-    return Weights.held(tensors)
+    return Weights.wrap(tensors)
 
 
 def read_torch(file: Path, *, hint: str) -> dict[str, Tensor]:
-    """Read the tensors of a torch.save file, memory-mapped. Nothing else is unpickled."""
+    """Read tensors from a torch.save file, memory-mapped. Nothing else is unpickled."""
     import pickle
     import zipfile
 
@@ -65,7 +65,7 @@ def read_torch(file: Path, *, hint: str) -> dict[str, Tensor]:
 
 
 def read_safetensors(folder: Path) -> Weights:
-    """Read a single safetensors file, or all files of an index."""
+    """Read a single safetensors file, or all files in an index."""
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX

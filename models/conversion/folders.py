@@ -1,7 +1,7 @@
 """Model folders: read, write and convert any format.
 
 headrace      model.yaml   and safetensors with our names
-huggingface   config.json  and safetensors of transformers
+huggingface   config.json  and safetensors, as transformers writes them
 vortex        config.yml   and model.pt: StripedHyena 2
 """
 
@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class FolderFormat:
-    """Format of model folders."""
+    """Model folder format."""
 
     mark_file: str
     """File that identifies the format."""
@@ -77,7 +77,7 @@ def write_model(
             f"there is no tokenizer in {tokenizer}",
             hint=f"name a folder with {' or '.join(TOKENIZER_FILES[:2])}",
         )
-    weights = tensors if isinstance(tensors, Weights) else Weights.held(tensors)
+    weights = tensors if isinstance(tensors, Weights) else Weights.wrap(tensors)
     fitted = native.check_fit(config, weights, source="the model")
     with stage_folder(Path(folder)) as partial:
         variant = FORMATS[format].write(config, fitted, partial)
@@ -97,7 +97,7 @@ def convert(
 
 
 def find_format(folder: Path) -> str:
-    """Return the format of a folder."""
+    """Detect a folder's format."""
     formats = [name for name, format in FORMATS.items() if (folder / format.mark_file).is_file()]
     mark_files = ", ".join(f"{format.mark_file} ({name})" for name, format in FORMATS.items())
     if not formats:

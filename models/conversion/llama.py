@@ -23,7 +23,7 @@ from .family import (
     require_plain_decoder,
     write_rope,
 )
-from .rules import Rule, map_rows, map_same
+from .rules import Rule, map_ends, map_rows, map_same, map_stacked
 
 
 class LlamaFamily:
@@ -60,10 +60,9 @@ class LlamaFamily:
         for number, layer in enumerate(config.layers):
             glu = config.operators[layer.mlp or ""]
             assert isinstance(glu, GLUOptions)
-            ours, theirs = f"blocks.{number}.mlp.operator", f"model.layers.{number}.mlp"
-            gate_up = {f"{theirs}.{name}_proj.weight": glu.hidden for name in ("gate", "up")}
-            result.append(map_rows(f"{ours}.gate_up.weight", gate_up))
-            result.append(map_same(f"{ours}.down.weight", f"{theirs}.down_proj.weight"))
+            result += glu_rules(
+                f"blocks.{number}.mlp.operator", f"model.layers.{number}.mlp", glu.hidden
+            )
         return result
 
 
@@ -115,15 +114,13 @@ class MixtralFamily:
                 f"{expert}.{name}.weight" for expert in experts for name in ("w1", "w3")
             )
             result.append(Rule(f"{ours}.gate_up", gate_up, split_experts, join_experts))
-            down = tuple(f"{expert}.w2.weight" for expert in experts)
-            result.append(
-                Rule(f"{ours}.down", down, lambda t: t.unbind(0), lambda ts: torch.stack(list(ts)))
-            )
+            down = [f"{expert}.w2.weight" for expert in experts]
+            result.append(map_stacked(f"{ours}.down", down))
         return result
 
 
 def split_experts(gate_up: Tensor) -> list[Tensor]:
-    """Split [experts, 2·hidden, width] into the gate and up matrices of each expert."""
+    """Split [experts, 2·hidden, width] into each expert's gate and up matrices."""
     return [matrix for expert in gate_up.unbind(0) for matrix in expert.chunk(2)]
 
 
@@ -176,12 +173,7 @@ def write_decoder(config: ModelConfig, options: AttentionOptions) -> Settings:
 
 
 def decoder_rules(config: ModelConfig) -> list[Rule]:
-    result = [
-        map_same("embedding.weight", "model.embed_tokens.weight"),
-        map_same("norm.weight", "model.norm.weight"),
-    ]
-    if not config.tie_embeddings:
-        result.append(map_same("head.weight", "lm_head.weight"))
+    result = map_ends(config, "model.embed_tokens.weight", "model.norm.weight")
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
         assert isinstance(options, AttentionOptions)
@@ -194,6 +186,14 @@ def decoder_rules(config: ModelConfig) -> list[Rule]:
             f"{ours}.mixer.operator", f"{theirs}.self_attn", options, config.width
         )
     return result
+
+
+def glu_rules(ours: str, theirs: str, hidden: int) -> list[Rule]:
+    gate_up = {f"{theirs}.{name}_proj.weight": hidden for name in ("gate", "up")}
+    return [
+        map_rows(f"{ours}.gate_up.weight", gate_up),
+        map_same(f"{ours}.down.weight", f"{theirs}.down_proj.weight"),
+    ]
 
 
 def attention_rules(ours: str, theirs: str, options: AttentionOptions, width: int) -> list[Rule]:

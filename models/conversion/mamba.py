@@ -12,7 +12,7 @@ from ..config.options.init import InitConfig
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from .family import Settings, expect, require, require_equal_layers, require_plain_decoder
-from .rules import Rule, map_reshaped, map_same, map_taps
+from .rules import Rule, map_ends, map_reshaped, map_same, map_taps
 
 INIT = InitConfig(weights="uniform", output="depth")
 
@@ -49,16 +49,11 @@ class MambaFamily:
         }
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = backbone_rules(config)
-        for number in range(len(config.layers)):
-            result += mamba1_rules(
-                f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
-            )
-        return result
+        return backbone_rules(config)
 
 
 class Mamba2Family:
-    """Mamba-2 of transformers.
+    """transformers' Mamba-2.
 
     mamba_ssm trains the gated norm in as many groups as B and C have; transformers computes it in
     one group. A folder is read as it was trained. `norm_groups`, which is ours, says otherwise.
@@ -111,11 +106,7 @@ class Mamba2Family:
         }
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = backbone_rules(config)
-        for number, layer in enumerate(config.layers):
-            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
-            result += mamba2_rules(ours, theirs, config.operators[layer.mixer])
-        return result
+        return backbone_rules(config)
 
 
 def mamba1_rules(ours: str, theirs: str) -> list[Rule]:
@@ -183,13 +174,14 @@ def write_backbone(config: ModelConfig) -> Settings:
 
 
 def backbone_rules(config: ModelConfig, embedding: str = "embeddings") -> list[Rule]:
-    result = [
-        map_same("embedding.weight", f"backbone.{embedding}.weight"),
-        map_same("norm.weight", "backbone.norm_f.weight"),
-    ]
-    if not config.tie_embeddings:
-        result.append(map_same("head.weight", "lm_head.weight"))
-    for number in range(len(config.layers)):
-        theirs = f"backbone.layers.{number}.norm.weight"
-        result.append(map_same(f"blocks.{number}.mixer.norm.weight", theirs))
-    return result
+    result = map_ends(config, f"backbone.{embedding}.weight", "backbone.norm_f.weight")
+    mixer_rules = []
+    for number, layer in enumerate(config.layers):
+        ours, theirs = f"blocks.{number}.mixer", f"backbone.layers.{number}"
+        result.append(map_same(f"{ours}.norm.weight", f"{theirs}.norm.weight"))
+        options = config.operators[layer.mixer]
+        if isinstance(options, Mamba1Options):
+            mixer_rules += mamba1_rules(f"{ours}.operator", f"{theirs}.mixer")
+        else:
+            mixer_rules += mamba2_rules(f"{ours}.operator", f"{theirs}.mixer", options)
+    return result + mixer_rules

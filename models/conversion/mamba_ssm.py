@@ -1,4 +1,4 @@
-"""Folders of mamba_ssm (state-spaces): `config.json` without `model_type`, `pytorch_model.bin`."""
+"""mamba_ssm folders (state-spaces): `config.json` without `model_type`, `pytorch_model.bin`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from .family import expect
-from .mamba import backbone_rules, mamba1_rules, mamba2_rules, read_backbone
+from .mamba import backbone_rules, read_backbone
 from .rules import Rule
 
 IGNORED = {
     *("layer", "chunk_size", "use_mem_eff_path", "use_fast_path", "A_init_range", "conv_init"),
     *("dt_min", "dt_max", "dt_init_floor", "dt_init", "dt_scale"),
 }
-"""Keys of `ssm_cfg` that choose a kernel or initial weights."""
+"""`ssm_cfg` keys that choose a kernel or initial weights."""
 
 
 class MambaSSM:
-    """Mamba and Mamba-2. The gated norm of Mamba-2 has as many groups as B and C."""
+    """Mamba and Mamba-2. Mamba-2's gated norm has as many groups as B and C."""
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)
@@ -50,15 +50,7 @@ class MambaSSM:
         )
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = backbone_rules(config, "embedding")
-        for number, layer in enumerate(config.layers):
-            ours, theirs = f"blocks.{number}.mixer.operator", f"backbone.layers.{number}.mixer"
-            options = config.operators[layer.mixer]
-            if isinstance(options, Mamba1Options):
-                result += mamba1_rules(ours, theirs)
-            else:
-                result += mamba2_rules(ours, theirs, options)
-        return result
+        return backbone_rules(config, "embedding")
 
 
 def read_mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:

@@ -26,7 +26,7 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
 
 
 def check_fit(config: ModelConfig, tensors: Weights, *, source: str) -> Weights:
-    """Return the same tensors; raise if they are not those of this model."""
+    """Return the same tensors; raise unless this model has the same names and shapes."""
     return import_tensors(rules(config), tensors, config, source=source)
 
 

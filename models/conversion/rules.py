@@ -79,6 +79,17 @@ def map_rows(ours: str, theirs: Mapping[str, int]) -> Rule:
     )
 
 
+def map_stacked(ours: str, theirs: Iterable[str]) -> Rule:
+    """Map a tensor to its slices along dimension 0."""
+    return Rule(ours, tuple(theirs), lambda t: t.unbind(0), lambda ts: torch.stack(list(ts)))
+
+
+def map_ends(config: ModelConfig, embedding: str, norm: str) -> list[Rule]:
+    """Map the embedding, the final norm, and the head unless it is tied."""
+    result = [map_same("embedding.weight", embedding), map_same("norm.weight", norm)]
+    return result if config.tie_embeddings else [*result, map_same("head.weight", "lm_head.weight")]
+
+
 def map_interleaved(ours: str, theirs: str, num_parts: int) -> Rule:
     """Map `num_parts` parts, concatenated along dimension 0, to their interleaved rows: a row of
     each part in turn."""
@@ -166,7 +177,7 @@ def _shape_problems(
     """List the tensors of ours whose shape is not in `shapes`, without reading `theirs`."""
     problems = []
     for rule in rules:
-        stand_ins = [theirs.shadow(stored_names[name][0]) for name in rule.theirs]
+        stand_ins = [theirs.meta_tensor(stored_names[name][0]) for name in rule.theirs]
         try:
             shape: object = tuple(rule.restore(stand_ins).shape)
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""StripedHyena 2 folders of Vortex: a YAML file, and the tensors of a `.pt` file.
+"""Vortex folders, for StripedHyena 2: a YAML file, and tensors in a `.pt` file.
 
 Differences from our tensors:
 
@@ -64,7 +64,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         tied = config.tie_embeddings and name == "unembed.weight"
         return tied or name.endswith((INV_FREQ, "_extra_state", "filter.t"))
 
-    theirs = Weights.held(read_torch(folder / WEIGHTS, hint=DOWNLOAD_HINT))
+    theirs = Weights.wrap(read_torch(folder / WEIGHTS, hint=DOWNLOAD_HINT))
     check_frequencies(config, theirs, folder)
     return config, import_tensors(
         rules(config), theirs, config, source=str(folder), is_ignored=is_ignored
@@ -74,8 +74,8 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
 def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
     """Write a folder that Vortex loads.
 
-    The decay of MR filters and the rates of LI are computed, so a model read back may have another
-    configuration of the same function.
+    MR filters are stored with their decay and LI rates as poles, so a model read back may have
+    another configuration with the same function.
     """
     import yaml
 
@@ -100,7 +100,7 @@ def derive_tensors(config: ModelConfig, theirs: Tensors) -> dict[str, Tensor]:
 
 
 def iterate_frequencies(config: ModelConfig) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rotary frequencies of each attention layer; Vortex scales positions, not these."""
+    """Yield each attention layer's rotary frequencies; Vortex scales positions, not these."""
     for number, layer in enumerate(config.layers):
         options = config.operators[layer.mixer]
         if isinstance(options, AttentionOptions) and options.rope is not None:

@@ -1,6 +1,6 @@
 """StripedHyena 2 in Vortex's `config.yml`.
 
-Layers are listed by kind, all layers of a kind have the same widths, and one switch,
+Layers are listed by kind, all layers in a kind have the same widths, and one switch,
 `evo2_style_activations`, replaces every activation but the first layer's by the identity.
 """
 
@@ -21,7 +21,7 @@ from ..config.options.rope import Rope
 from .family import Settings, build_pattern, expect, require, require_norm, require_sequential
 
 LAYER_KINDS = {"hcs": "se", "hcm": "mr", "hcl": "li", "attn": "attention"}
-"""Vortex's names of layer kinds, and ours."""
+"""Vortex's names for layer kinds, and ours."""
 
 
 def read_config(settings: Mapping[str, Any]) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Zamba and Zamba2: Mamba layers, some of which take input from shared blocks."""
+"""Zamba and Zamba2: Mamba layers, some with input from shared blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..config.options.rope import Rope
 from ..config.options.zamba import ZambaBlockOptions
 from .family import Settings, build_pattern, expect, read_rope, require, require_plain_decoder
 from .mamba import conv_rules, mamba2_rules
-from .rules import Rule, map_interleaved, map_rows, map_same
+from .rules import Rule, map_ends, map_interleaved, map_rows, map_same
 
 
 class ZambaFamily:
@@ -68,7 +68,7 @@ class ZambaFamily:
         }
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = outer_rules(config)
+        result = map_ends(config, "model.embed_tokens.weight", "model.final_layernorm.weight")
         for name in list_blocks(config):
             modules = list_block_modules(config, name, "shared_transf")
             result += block_rules(f"shared.{name}", modules, config.operators[name], config.width)
@@ -164,7 +164,7 @@ class Zamba2Family:
         }
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        result = outer_rules(config)
+        result = map_ends(config, "model.embed_tokens.weight", "model.final_layernorm.weight")
         names = list_blocks(config)
         calls = [number for number, layer in enumerate(config.layers) if layer.shared]
         for number, layer in enumerate(config.layers):
@@ -198,7 +198,7 @@ def list_block_modules(config: ModelConfig, name: str, module: str) -> tuple[str
 def call_rules(
     ours: str, modules: tuple[str, ...], index: int, *, attention: bool
 ) -> Iterator[Rule]:
-    """Yield the rules of one call's LoRA corrections; theirs are stored in the block, by call."""
+    """Yield the rules for a call's LoRA corrections; theirs are stored in the block, by call."""
     theirs = modules[0]
     lists = {"gate_up": f"{theirs}.feed_forward.gate_up_proj_adapter_list.{index}"}
     if attention:
@@ -234,18 +234,8 @@ def block_rules(
     return (replace(rule, prefixes=modules) for rule in result)
 
 
-def outer_rules(config: ModelConfig) -> list[Rule]:
-    result = [
-        map_same("embedding.weight", "model.embed_tokens.weight"),
-        map_same("norm.weight", "model.final_layernorm.weight"),
-    ]
-    if not config.tie_embeddings:
-        result.append(map_same("head.weight", "lm_head.weight"))
-    return result
-
-
 def list_block_types(settings: Mapping[str, Any]) -> list[str]:
-    """Return the kind of each layer from Zamba-1's period and offset."""
+    """List layer kinds from Zamba-1's period and offset."""
     period, offset = settings["attn_layer_period"], settings["attn_layer_offset"]
     numbers = range(settings["num_hidden_layers"] - 3)
     later_types = ["hybrid" if i % period == offset else "mamba" for i in numbers]
@@ -253,7 +243,8 @@ def list_block_types(settings: Mapping[str, Any]) -> list[str]:
 
 
 def find_call_period(config: ModelConfig) -> tuple[int, int]:
-    """Return the period and offset of Zamba-1's calls; raise Unsuitable if there are none."""
+    """Return the period and offset at which Zamba-1 calls the block; raise Unsuitable if none
+    fit."""
     calls = [bool(layer.shared) for layer in config.layers]
     num_layers = len(calls)
     for period in range(1, num_layers + 1):

@@ -19,7 +19,7 @@ MODEL, MIXTURE, RUN = "model.yaml", "mixture.yaml", "run.yaml"
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """Keys of a configuration: converted, set elsewhere, or not expressible."""
+    """Configuration keys: converted, set elsewhere, or not expressible."""
 
     used: tuple[str, ...]
     elsewhere: tuple[str, ...]
@@ -59,7 +59,7 @@ def _checked(settings: SavannaSettings) -> ModelConfig:
 
 
 def _comments(settings: SavannaSettings, report: ConversionReport) -> str:
-    """Return the head of run.yaml: the sources, and the keys that are not expressed."""
+    """Return run.yaml's header comments: the sources, and the keys that are not expressed."""
     lines = [f"From Savanna: {settings.source}."]
     if report.missing:
         lines += ["Not expressible:", *(f"  {line}" for line in report.missing)]

@@ -1,9 +1,9 @@
-"""Every key of Savanna's configuration: where headrace has it, or why it does not.
+"""Every key in Savanna's configuration: where headrace has it, or why it does not.
 
 USED       the conversion reads it                           key: (Savanna's default, our key)
 ELSEWHERE  headrace sets it elsewhere, or needs no such key   key or pattern: where, or why not
 
-`limits.py` has the keys that headrace cannot express. The reference of the site shows all tables.
+`limits.py` has the keys that headrace cannot express. The site's reference shows all tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALIASES = {
     "hyena_short_conv_pregate": "hyena_se_pregate",
     "hyena_short_conv_postgate": "hyena_se_postgate",
 }
-"""Older names of keys."""
+"""Older key names."""
 
 MIXERS = {
     "hyena": "li",
@@ -30,7 +30,7 @@ MIXERS = {
     "ring": "attention",
     "global": "attention",
 }
-"""Operators of `operator_config`, with our names in the pattern."""
+"""Operators in `operator_config`, with our names in the pattern."""
 
 USED: dict[str, tuple[Any, str]] = {
     "hidden_size": (None, "width"),

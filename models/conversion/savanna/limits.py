@@ -1,8 +1,8 @@
-"""Keys of Savanna that headrace cannot express, with the values that need nothing.
+"""Savanna's keys that headrace cannot express, with the values that need nothing.
 
-A key of MISSING changes how a model trains or runs: the conversion goes on, and names it. A key of
-REFUSED changes the model's function: the conversion stops. Each entry is
-(Savanna's default, harmless values, reason).
+A key in MISSING changes how a model trains or runs: the conversion goes on, and names it. A key in
+REFUSED changes the model's function: the conversion stops. Each entry is (Savanna's default,
+harmless values, reason).
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from .limits import REFUSED
 from .settings import SavannaSettings, harmless
 
 BYTES = 512
-"""Vocabulary of Savanna's CharLevelTokenizer."""
+"""Vocabulary size in Savanna's CharLevelTokenizer."""
 GPT2 = 50257
 OPERATOR_WIDTH = 32
-"""Savanna rounds an expanded operator up to a multiple of this."""
+"""Savanna rounds expanded operator widths up to multiples of this."""
 ACTIVATIONS = {"gelu": "gelu", "silu": "silu", "relu": "relu", "identity": "identity"}
 INIT = {
     ("small_init", "wang_init"): ("small", "wang"),
@@ -31,7 +31,7 @@ INIT = {
     ("normal", "normal"): ("normal", "same"),
     ("normal", "scaled_normal"): ("normal", "depth"),
 }
-"""Initial distributions that headrace has: of inputs and of outputs."""
+"""Initial distributions that headrace has, for inputs and outputs."""
 
 
 def convert_model(settings: SavannaSettings) -> ModelConfig:
@@ -55,7 +55,7 @@ class _Reader:
     def __init__(self, settings: SavannaSettings, problems: list[ConfigProblem]) -> None:
         self.settings = settings
         self.problems = problems
-        self.width = settings.whole("hidden_size")
+        self.width = settings.integer("hidden_size")
 
     def refuse(self, key: str, why: str) -> None:
         self.problems.append(
@@ -69,7 +69,7 @@ class _Reader:
         builders = {"attention": self.attention, "se": self.se, "mr": self.mr, "li": self.li}
         for name in dict.fromkeys(mixers):
             operators[name] = builders[name]()
-        names, mlp = self.with_mlps(mixers, operators)
+        names, mlp = self.add_mlps(mixers, operators)
         norm, epsilon = self.norm()
         init = self.init()
         if self.problems:
@@ -82,15 +82,15 @@ class _Reader:
             norm=norm,
             norm_eps=epsilon,
             tie_embeddings=not settings["no_weight_tying"],
-            learned_positions=settings.whole("max_position_embeddings") if learned else None,
+            learned_positions=settings.integer("max_position_embeddings") if learned else None,
             isolate_documents=False,
             init=init,
         )
 
     def mixers(self) -> list[str]:
-        """Return our operator of each layer."""
+        """Return our operators, layer by layer."""
         settings = self.settings
-        layers = settings.whole("num_layers")
+        layers = settings.integer("num_layers")
         listed = settings["operator_config"] or [[["global"], layers]]
         kinds: list[str] = []
         for entry in listed:
@@ -114,7 +114,7 @@ class _Reader:
 
     def attention(self) -> OperatorOptions:
         settings = self.settings
-        heads = settings.whole("num_attention_heads")
+        heads = settings.integer("num_attention_heads")
         kind, rope = settings["pos_emb"], None
         if kind in ("rotary", "rotary2", "rotary_linear_scaled"):
             turned = int(self.width // heads * settings.number("rotary_pct"))
@@ -135,7 +135,7 @@ class _Reader:
         return self.build(
             "hyena-se",
             groups=self.groups("num_groups_hyena_short"),
-            taps=settings.whole("hyena_se_len"),
+            taps=settings.integer("hyena_se_len"),
             pregate=settings["hyena_se_pregate"],
             postgate=settings["hyena_se_postgate"],
             **self.featurizer(),
@@ -149,7 +149,7 @@ class _Reader:
             self.problems.append(
                 ConfigProblem(key, f"{kind!r} is not expressible: MR has explicit filters")
             )
-        length = min(settings.whole("hyena_mr_len"), settings.whole("seq_length"))
+        length = min(settings.integer("hyena_mr_len"), settings.integer("seq_length"))
         return self.explicit(length, self.groups("num_groups_hyena_medium"))
 
     def explicit(self, taps: int, groups: int) -> OperatorOptions:
@@ -159,8 +159,8 @@ class _Reader:
             groups=groups,
             taps=taps,
             decay=settings["explicit_filter_decay_preset"],
-            decay_repeats=settings.whole("explicit_filter_num_decay_repeats"),
-            filter_horizon=settings.whole("seq_length"),
+            decay_repeats=settings.integer("explicit_filter_num_decay_repeats"),
+            filter_horizon=settings.integer("seq_length"),
             slow_heads=settings["use_slow_heads"],
             **self.featurizer(),
         )
@@ -168,14 +168,14 @@ class _Reader:
     def li(self) -> OperatorOptions:
         settings, kind = self.settings, self.settings["hyena_filter_cls"]
         if kind == "explicit_single_decay":
-            return self.explicit(settings.whole("seq_length"), self.groups("num_groups_hyena"))
+            return self.explicit(settings.integer("seq_length"), self.groups("num_groups_hyena"))
         groups = self.groups("num_groups_hyena")
         common = {
             "groups": groups if groups != self.width else None,
             "slow_heads": settings["use_slow_heads"],
             **self.featurizer(),
         }
-        size, horizon = settings.whole("hyena_filter_order"), settings.whole("seq_length")
+        size, horizon = settings.integer("hyena_filter_order"), settings.integer("seq_length")
         if kind == "implicit_modal":
             return self.build(
                 "hyena-li",
@@ -191,8 +191,8 @@ class _Reader:
             return self.build(
                 "hyena-li-factored",
                 state_size=size,
-                pole_factors=settings.whole("modal_pole_factors"),
-                residue_factors=settings.whole("modal_residue_factors"),
+                pole_factors=settings.integer("modal_pole_factors"),
+                residue_factors=settings.integer("modal_residue_factors"),
                 filter_horizon=horizon,
                 **common,
             )
@@ -202,8 +202,8 @@ class _Reader:
             "hyena-li-freeform",
             filter_width=size,
             filter_horizon=horizon,
-            features=settings.whole("hyena_filter_emb_dim"),
-            inner_layers=settings.whole("hyena_filter_num_inner_mlps"),
+            features=settings.integer("hyena_filter_emb_dim"),
+            inner_layers=settings.integer("hyena_filter_num_inner_mlps"),
             frequency=settings.number("hyena_filter_w"),
             fast_decay=settings.number("hyena_filter_fast_decay"),
             slow_decay=settings.number("hyena_filter_slow_decay"),
@@ -212,13 +212,13 @@ class _Reader:
             **common,
         )
 
-    def with_mlps(
+    def add_mlps(
         self, mixers: list[str], operators: dict[str, OperatorOptions]
     ) -> tuple[list[str], str]:
-        """Add the MLPs; return the layers, and the MLP that most of them have.
+        """Add the MLPs; return the layers, and their most frequent MLP.
 
-        The first long filter that Savanna builds sets the activation of every later MLP to
-        `gating_act`: so the GLUs of Evo 2 after the first layer have no activation.
+        The first long filter that Savanna builds sets every later MLP's activation to `gating_act`:
+        so Evo 2's GLUs after the first layer have no activation.
         """
         settings = self.settings
         if settings["mlp_type"] == "short_hyena":
@@ -251,14 +251,14 @@ class _Reader:
         if self.settings["mlp_type"] != "llama":
             self.refuse("mlp_type", "headrace has regular, llama and short_hyena")
         hidden = multiple(
-            int(8 * self.width / 3), self.settings.whole("make_gated_mlp_multiple_of")
+            int(8 * self.width / 3), self.settings.integer("make_gated_mlp_multiple_of")
         )
         if self.settings["pad_mlp_weights"]:
-            hidden = multiple(hidden, 16 * self.settings.whole("model_parallel_size"))
+            hidden = multiple(hidden, 16 * self.settings.integer("model_parallel_size"))
         return self.build("glu", hidden=hidden, activation=activation)
 
     def short(self) -> OperatorOptions:
-        """A Hyena-SE in place of the MLP, at its own width."""
+        """Build a Hyena-SE that replaces the MLP, at its own width."""
         settings = self.settings
         expansion = settings.number("hyena_mlp_expansion_factor")
         hidden = int(self.width * expansion)
@@ -269,14 +269,14 @@ class _Reader:
             hidden=hidden,
             groups=int(self.groups("num_groups_hyena_mlp") * expansion),
             taps=int(settings["hyena_mlp_len"] or settings["hyena_se_len"]),
-            featurizer=settings.whole("short_conv_L"),
+            featurizer=settings.integer("short_conv_L"),
             pregate=settings["hyena_mlp_pregate"],
             postgate=settings["hyena_mlp_postgate"],
             output_bias=True,
         )
 
     def featurizer(self) -> Mapping[str, Any]:
-        return {"featurizer": self.settings.whole("short_conv_L")}
+        return {"featurizer": self.settings.integer("short_conv_L")}
 
     def groups(self, key: str) -> int:
         return int(self.settings[key] or self.settings["num_groups_hyena"] or self.width)
@@ -303,7 +303,7 @@ class _Reader:
     def vocab_size(self) -> int:
         settings = self.settings
         if settings["padded_vocab_size"] is not None:
-            return settings.whole("padded_vocab_size")
+            return settings.integer("padded_vocab_size")
         sizes = {"CharLevelTokenizer": BYTES, "GPT2BPETokenizer": GPT2}
         kind = settings["tokenizer_type"]
         if kind not in sizes:
@@ -312,8 +312,8 @@ class _Reader:
                     "tokenizer_type", f"the vocabulary of {kind} is not in the configuration"
                 )
             )
-        unit = settings.whole("make_vocab_size_divisible_by")
-        return multiple(sizes[kind], unit * settings.whole("model_parallel_size"))
+        unit = settings.integer("make_vocab_size_divisible_by")
+        return multiple(sizes[kind], unit * settings.integer("model_parallel_size"))
 
     def build(self, kind: str, **options: Any) -> OperatorOptions:
         return OPTIONS[kind](kind=kind, **options)

@@ -13,7 +13,7 @@ from ....console.errors import ConfigProblem
 from .settings import SavannaSettings, number
 
 ADAM = {"betas", "eps", "lr", "weight_decay", "wd_free_lr"}
-"""Parameters of the optimizer that are read, or (wd_free_lr) have no effect in Savanna."""
+"""Optimizer parameters that are read, or (wd_free_lr) have no effect in Savanna."""
 PRECISIONS = {"bfloat16": "bf16", "fp32": "fp32", None: "fp32"}
 PHASE = "main"
 Data = dict[str, Any]
@@ -26,7 +26,7 @@ def convert_run(settings: SavannaSettings) -> tuple[Data, list[str]]:
     betas = parameters.get("betas", [0.9, 0.999])
     epsilon = number(parameters.get("eps", 1e-8), "optimizer.params.eps", settings.source)
     run: Data = {
-        "seed": settings.whole("seed"),
+        "seed": settings.integer("seed"),
         "optimizer": {
             "kind": "adamw",
             "lr": rate,
@@ -47,21 +47,21 @@ def convert_run(settings: SavannaSettings) -> tuple[Data, list[str]]:
         missing.append(f"precision: {precision!r}: headrace has bf16 and fp32; bf16 is written")
     run["precision"] = PRECISIONS.get(precision, "bf16")
     layout: Data = {
-        ours: settings.whole(theirs)
+        ours: settings.integer(theirs)
         for ours, theirs in (
             ("pp", "pipe_parallel_size"),
             ("tp", "model_parallel_size"),
             ("cp", "context_parallel_size"),
         )
-        if settings.whole(theirs) > 1
+        if settings.integer(theirs) > 1
     }
     if settings["use_cp_ring"]:
         layout["attention"] = "ring"
     if layout:
         run["layout"] = layout
     if settings["train_micro_batch_size_per_gpu"] is not None:
-        rows = settings.whole("train_micro_batch_size_per_gpu")
-        run["micro_batch_tokens"] = rows * settings.whole("seq_length")
+        rows = settings.integer("train_micro_batch_size_per_gpu")
+        run["micro_batch_tokens"] = rows * settings.integer("seq_length")
     if settings["checkpoint_activations"]:
         run["recompute"] = "block"
     checkpoint_counts = {
@@ -80,16 +80,16 @@ def convert_run(settings: SavannaSettings) -> tuple[Data, list[str]]:
 
 def convert_mixture(settings: SavannaSettings, data_parallel: int | None) -> Data:
     """Return a mixture's YAML data: one phase over all datasets."""
-    length = settings.whole("seq_length")
+    length = settings.integer("seq_length")
     batch = _rows(settings, data_parallel) * length
     sources, weights = _sources(settings)
     return {
-        "seed": settings.whole("seed"),
+        "seed": settings.integer("seed"),
         "isolate_documents": False,
         "sources": sources,
         "phases": {
             PHASE: {
-                "tokens": settings.whole("train_iters") * batch,
+                "tokens": settings.integer("train_iters") * batch,
                 "seq_len": length,
                 "batch": batch,
                 "weights": weights,
@@ -115,9 +115,9 @@ def _zero(settings: SavannaSettings) -> int:
 
 
 def _rows(settings: SavannaSettings, data_parallel: int | None) -> int:
-    """Return the rows of a step, over all ranks."""
+    """Return the rows per step, over all ranks."""
     if settings["train_batch_size"] is not None:
-        return settings.whole("train_batch_size")
+        return settings.integer("train_batch_size")
     if data_parallel is None:
         raise settings.refusal(
             ConfigProblem(
@@ -127,13 +127,13 @@ def _rows(settings: SavannaSettings, data_parallel: int | None) -> int:
                 "these ranks (--dp)",
             )
         )
-    accumulated = settings.whole("gradient_accumulation_steps")
-    return settings.whole("train_micro_batch_size_per_gpu") * accumulated * data_parallel
+    accumulated = settings.integer("gradient_accumulation_steps")
+    return settings.integer("train_micro_batch_size_per_gpu") * accumulated * data_parallel
 
 
 def _schedule(settings: SavannaSettings, batch: int) -> Data:
-    """Return the learning rate of the phase, in multiples of the peak."""
-    iterations = settings.whole("train_iters")
+    """Return the phase's learning-rate schedule, in multiples of the peak."""
+    iterations = settings.integer("train_iters")
     period = int(settings["lr_decay_iters"] or iterations)
     lr: Data = {"warmup": round(settings.number("warmup") * period * batch)}
     if settings["lr_decay_style"] == "constant":

@@ -37,7 +37,7 @@ class SavannaSettings:
         """Return a number; YAML 1.1 reads `1e-4` as text."""
         return number(self.required(key), key, self.source)
 
-    def whole(self, key: str) -> int:
+    def integer(self, key: str) -> int:
         return int(self.number(key))
 
     def refusal(self, *problems: ConfigProblem) -> ConfigError:
