@@ -1,4 +1,4 @@
-"""Configuration of a model in YAML: widths, named operators, and a pattern of them.
+"""Model configuration in YAML: widths, named operators, and the pattern of layers.
 
 vocab_size: 512
 width: 256
@@ -35,12 +35,12 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Everything that determines the function of a model, apart from its weights."""
+    """Everything that determines a model's function, apart from its weights."""
 
     vocab_size: int
-    """Rows of the embedding."""
+    """Embedding rows."""
     width: int
-    """Width of the residual stream; D in the papers."""
+    """Residual stream width; D in the papers."""
     pattern: str
     """Layers, first to last: lists of operator names, repeated with `*` and joined with `+`.
     `name/mlp` has another MLP than the model's, `name/none` has none, `name&mlp` has it beside the
@@ -52,18 +52,18 @@ class ModelConfig:
     norm: NormKind = "rms"
     """`rms-eps-outside` adds eps outside the root, as StripedHyena does."""
     final_norm: NormKind | None = None
-    """Kind of the norm before the logits; `norm` if unset."""
+    """Norm before the logits; `norm` if unset."""
     norm_eps: float = 1e-5
-    """Epsilon of the norms."""
+    """Epsilon in all norms."""
     tie_embeddings: bool = True
     """Use the embedding as the output matrix too."""
     learned_positions: int | None = None
-    """Rows of a learned table of positions, added to the embeddings as in GPT-2."""
+    """Rows in a learned position table, added to the embeddings as in GPT-2."""
     isolate_documents: bool = True
     """Documents packed into one row do not see each other, in any operator. false reproduces
     published runs in which they do."""
     kernel: Kernel = "auto"
-    """Kernels of the residual stream's norms and of the loss; each operator has its own option."""
+    """Kernels for the residual stream's norms and the loss; each operator has its own option."""
     init: InitConfig = field(default_factory=InitConfig)
     """Initial distribution of matrices."""
 
@@ -87,7 +87,7 @@ class ModelConfig:
 
     @property
     def residual_branches(self) -> int:
-        """Number of additions to the residual stream."""
+        """Count the additions to the residual stream."""
         return sum(1 + (layer.mlp is not None) for layer in self.layers)
 
     @property
@@ -96,7 +96,7 @@ class ModelConfig:
         return [name for name, options in self.operators.items() if options.couples_rows]
 
     def find_layers(self, name: str) -> list[int]:
-        """Return the numbers of the layers that use an operator."""
+        """Return the numbers of layers that use an operator."""
         return [number for number, layer in enumerate(self.layers) if name in layer.names]
 
     def tp_problems(self, tp: int) -> Iterator[str]:
@@ -107,8 +107,7 @@ class ModelConfig:
                     yield f"operators.{name}: tp={tp} does not divide its {size} {unit}"
 
     def ep_problems(self, ep: int, tp: int, ranks: int) -> Iterator[str]:
-        """Yield the reasons why experts cannot be split over `ep` of `ranks` ranks (dp × cp ×
-        tp)."""
+        """Yield the reasons why `ep` of `ranks` ranks (dp × cp × tp) cannot split the experts."""
         if ep == 1:
             return
         if ep % tp:
@@ -200,7 +199,7 @@ def load_model_config(name_or_file: str | Path, overrides: Sequence[str] = ()) -
 
 
 def _pattern_names(data: dict[str, Any]) -> set[str]:
-    """Return the operators in the pattern of raw YAML data; empty if it cannot be parsed."""
+    """Return the operator names in the pattern of raw YAML data; empty if it cannot be parsed."""
     pattern, mlp = data.get("pattern"), data.get("mlp")
     if not isinstance(pattern, str) or not isinstance(mlp, str | None):
         return set()
@@ -218,7 +217,7 @@ def list_shipped_models() -> dict[str, Path]:
 
 
 def chunk_layers(layers: int, cuts: Sequence[int] = ()) -> tuple[range, ...]:
-    """Split layers into chunks; `cuts` are the first layers of all chunks but the first."""
+    """Split layers into chunks; `cuts` are the layers at which later chunks begin."""
     return tuple(range(start, end) for start, end in pairwise((0, *cuts, layers)))
 
 

@@ -1,4 +1,4 @@
-"""Parser of a model's pattern: `[se, mr, li] * 3 + [attention]` → a list of layers.
+"""Parser for model patterns: `[se, mr, li] * 3 + [attention]` → a list of layers.
 
     pattern := term ('+' term)*            joined
     term    := item ('*' number)*          repeated
@@ -23,13 +23,13 @@ MAX_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class Layer:
-    """Names of a layer's operators: mixer, MLP, and the shared block that feeds the mixer."""
+    """A layer's operators by name: mixer, MLP, and the shared block that feeds the mixer."""
 
     mixer: str
     mlp: str | None = None
     shared: str | None = None
     parallel: bool = False
-    """True if the MLP reads the same input as the mixer, not the sum of input and mixer."""
+    """True if the MLP reads the mixer's input, not input + mixer."""
 
     @property
     def branches(self) -> list[str]:
@@ -47,7 +47,7 @@ class Layer:
 
 
 def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
-    """Return the layers of a pattern; `mlp` follows every mixer without an explicit MLP."""
+    """Parse a pattern into layers; `mlp` follows every mixer without an explicit MLP."""
     parser = _PatternParser(text, mlp)
     layers = parser.parse_sequence()
     if parser.rest():

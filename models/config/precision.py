@@ -1,4 +1,4 @@
-"""Tensor dtypes: the compute dtype of a precision, and wider arithmetic than its inputs."""
+"""Tensor dtypes: a precision's compute dtype, and arithmetic wider than its inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .options.precision import Precision
 
 
 def compute_dtype(precision: Precision) -> torch.dtype:
-    """Return the dtype of weights and activations in forward and backward passes."""
+    """Return the weight and activation dtype in forward and backward passes."""
     dtype: torch.dtype = getattr(torch, precision.compute)
     return dtype
 

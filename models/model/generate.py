@@ -1,7 +1,7 @@
 """Generation: constant-size states for the recurrent operators, a KV cache for attention.
 
-Prompts of different lengths share a batch: a shorter prompt stands at the end of its row, and the
-padding before it is a document of its own, which no operator lets through.
+Prompts of different lengths share a batch: a shorter prompt stands at its row's end, and the
+padding before it is a separate document, which operators isolate like any other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .model import Model
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Choice of the next token from the logits."""
+    """How the next token is chosen from the logits."""
 
     temperature: float = 1.0
     """0 takes the most likely token."""
@@ -28,7 +28,7 @@ class Sampling:
     top_p: float | None = None
     """Sample from the most likely tokens that reach this probability together."""
     seed: int = 0
-    """Seed of the random generator."""
+    """Random seed."""
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
@@ -50,9 +50,8 @@ def generate(
     vocab_size: int | None = None,
     ended: Callable[[Sequence[int]], bool] = lambda row: False,
 ) -> list[list[int]]:
-    """Return up to `tokens` new tokens for each prompt. A row ends with `stop`, which is kept, or
-    when `ended` is true of its new tokens. Ids from `vocab_size` on are padding of the embedding
-    and never chosen."""
+    """Generate up to `tokens` new tokens per prompt. A row ends with `stop`, which is kept, or when
+    `ended(new_tokens)` is true. Ids from `vocab_size` on are embedding padding and never chosen."""
     sampling = sampling or Sampling()
     max_length = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < max_length for prompt in prompts)
@@ -107,7 +106,7 @@ def generate(
 
 
 def sample_tokens(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Sample one token [rows] for each row of logits [rows, vocabulary]."""
+    """Sample a token per row, [rows], from logits [rows, vocabulary]."""
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
     scaled = logits.float() / sampling.temperature

@@ -1,10 +1,10 @@
-"""Signals of each layer in the forward passes of a step: size of its output, load of its experts.
+"""Per-layer signals in a step's forward passes: output RMS and expert load.
 
     model.watch = LayerWatch(config) ─► forward passes ─► sums on this rank ─► sums over all ranks
 
-Each element of the residual stream lies on one rank, so every layout has the same sums. Tensor
-parallel ranks route the same tokens, so each token counts equally often: shares of experts are the
-same in every layout too. Padding rows are left out. Without a watch nothing is computed.
+Every residual stream element lies on one rank, so every layout has the same sums. Tensor parallel
+ranks route the same tokens, so all tokens count equally often: expert shares are the same in every
+layout too. Padding rows are left out. Without a watch nothing is computed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..config.config import ModelConfig
 
 
 class LayerOutput(NamedTuple):
-    """Signals of the forward passes of one layer in one step."""
+    """A layer's signals over a step's forward passes."""
 
     activation_rms: float
-    """Root mean square of the residual stream after the layer."""
+    """RMS of the residual stream after the layer."""
     expert_max: float | None = None
-    """Tokens of the expert that gets most, in multiples of the mean; None without experts."""
+    """Tokens on the busiest expert, in multiples of the mean; None without experts."""
     expert_entropy: float | None = None
-    """Entropy of the experts' shares of the tokens: 1 if they are equal, 0 if one gets all."""
+    """Entropy of the experts' token shares: 1 if they are equal, 0 if one expert gets all."""
 
     def entry(self) -> dict[str, float]:
         """Return the signals that the layer has, by name."""
@@ -35,7 +35,7 @@ class LayerOutput(NamedTuple):
 
 
 class LayerWatch:
-    """Sums of the forward passes of a step, on this rank."""
+    """Sums over a step's forward passes, on this rank."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.experts = [
@@ -46,16 +46,16 @@ class LayerWatch:
             ]
             for layer in config.layers
         ]
-        """Experts of each operator of each layer, 0 for operators without."""
+        """Expert counts by layer and operator, 0 for operators without experts."""
         self.widest = max([0, *(count for layer in self.experts for count in layer)])
         self.sums = torch.zeros(
             len(self.experts), 2 + 2 * self.widest, dtype=torch.float64, device=device
         )
-        """For each layer: Σ x², its number of elements, and tokens by expert of its operators."""
+        """Per layer: Σ x², the element count, and its operators' tokens by expert."""
 
     def add(self, layer: int, u: Tensor, rows: Tensor | None, routed: Sequence[Tensor]) -> None:
-        """Add the output u [rows, length, width] of a layer, and, for each of its operators with
-        experts, the tokens by expert [experts]."""
+        """Add a layer's output u [rows, length, width], and the tokens by expert [experts] for each
+        operator with experts."""
         with torch.no_grad():
             squares = torch.linalg.vector_norm(u, dim=(1, 2), dtype=torch.float32).square()
             row_mask = torch.ones_like(squares) if rows is None else rows.to(squares.dtype)
@@ -67,7 +67,7 @@ class LayerWatch:
                 layer_sums[begin : begin + len(tokens)] += tokens
 
     def outputs(self, sums: Tensor) -> dict[str, LayerOutput]:
-        """Return the signals by layer from the sums of all ranks, in host memory."""
+        """Compute the signals by layer from sums over all ranks, in host memory."""
         outputs = {}
         for index, (experts, layer_sums) in enumerate(
             zip(self.experts, sums.view(self.sums.shape), strict=True)
@@ -84,7 +84,7 @@ class LayerWatch:
 
 
 def _load(tokens: Tensor) -> tuple[float, float]:
-    """Return the most tokens of an expert in multiples of the mean, and the entropy."""
+    """Return the busiest expert's tokens in multiples of the mean, and the entropy."""
     shares = tokens / tokens.sum().clamp(min=1)
     entropy = float(torch.special.entr(shares).sum()) / math.log(max(2, len(shares)))
     return float(shares.max()) * len(shares), entropy

@@ -1,4 +1,4 @@
-"""torch.compile of a model, block by block: all blocks of a kind share their graphs.
+"""torch.compile, block by block: blocks of a kind share their graphs.
 
 A kind is a layer of the pattern, such as `se/glu`. Each kind has a copy of the code of
 `Block.forward`: torch stores graphs by code object, and gives up on one that it compiled too often.
@@ -29,7 +29,7 @@ from ..operators import Operator
 from ..parallel.axes import Axes
 
 MAX_GRAPHS = 64
-"""Graphs per kind of block: row lengths, packed or not, in training and in evaluation."""
+"""Graphs per block kind: row lengths, packed or not, in training and in evaluation."""
 
 
 def compile_blocks(

@@ -1,4 +1,4 @@
-"""Choice of the matrices whose products run in FP8, and the reasons why the others do not.
+"""Which matrix products run in FP8, and why the others do not.
 
 The choice depends only on the unsharded model, so every layout makes the same choice.
 """
@@ -28,7 +28,7 @@ gradient too)."""
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix that multiplies every token, or some of its rows. Matrices of shared blocks count
+    """A matrix that multiplies every token, or some of its rows. A shared block's matrices count
     once per call."""
 
     name: str
@@ -54,8 +54,8 @@ def quantize(model: Model, config: Fp8Config | None) -> Model:
 
 
 def summary(model: Model, config: Fp8Config) -> dict[str, Any]:
-    """Summarise the choice for people: matrices in FP8, matrices in bf16 with a reason, and shares
-    of FLOPs. Equal matrices of several layers are a single entry, with `*` as layer number."""
+    """Summarise the choice for people: matrices in FP8, matrices in bf16 with a reason, and FLOP
+    shares. Equal matrices in several layers are a single entry, with `*` as layer number."""
     chosen = list(iterate_matrices(model, config))
     entries: dict[tuple[str, str | None], dict[str, Any]] = {}
     for matrix in chosen:
@@ -79,13 +79,13 @@ def summary(model: Model, config: Fp8Config) -> dict[str, Any]:
 
 
 def fp8_share(matrices: Iterable[Matrix]) -> float:
-    """Return the FLOPs in FP8, as a share of all matrices' FLOPs."""
+    """Return FP8 FLOPs divided by all matrices' FLOPs."""
     flops = [(matrix.flops, matrix.reason is None) for matrix in matrices]
     return sum(count for count, in_fp8 in flops if in_fp8) / sum(count for count, _ in flops)
 
 
 def iterate_matrices(model: Model, config: Fp8Config) -> Iterator[Matrix]:
-    """Yield the matrices of an unsharded model."""
+    """Yield an unsharded model's matrices."""
     yield Matrix("embedding", 0.0, "table")
     if model.positions is not None:
         yield Matrix("positions", 0.0, "table")

@@ -19,13 +19,13 @@ class Matrices(NamedTuple):
     """Projections in a parameter [..., rows, columns]."""
 
     shape: tuple[int, ...]
-    """Shape of the unsharded parameter."""
+    """Unsharded parameter shape."""
     rows: tuple[int, ...]
-    """Rows of each projection, concatenated along dimension −2: `qkv.weight` holds three."""
+    """Rows per projection, concatenated along dimension −2: `qkv.weight` holds three."""
 
     @property
     def cost(self) -> float:
-        """Multiplications in the products of each matrix with its transpose."""
+        """Multiplications in the products M·Mᵀ."""
         *stack, _, columns = self.shape
         products = sum(min(rows, columns) ** 2 * max(rows, columns) for rows in self.rows)
         return float(math.prod(stack) * products)
@@ -48,7 +48,7 @@ def find_matrices(config: ModelConfig) -> dict[str, Matrices]:
 
 
 def _projections(owner: Operator | SharedCall) -> dict[str, tuple[int, ...]]:
-    """Return the rows of each projection in an operator or call, by parameter name."""
+    """Return the rows per projection in an operator or call, by parameter name."""
     rows = dict(owner.stacks()) if isinstance(owner, Operator) else {}
     once = owner.once if isinstance(owner, Operator) else ()
     for path, module in owner.named_modules():

@@ -1,6 +1,6 @@
-"""Options of operators by their name in YAML, and other choices that need no torch.
+"""Operator options by YAML name, and other choices that need no torch.
 
-A new operator is a file here, a file in `operators/`, and a line in the table of each.
+A new operator is a file here, a file in `operators/`, and a line in both tables.
 """
 
 from __future__ import annotations

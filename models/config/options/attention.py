@@ -1,4 +1,4 @@
-"""Options of attention."""
+"""Attention options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class AttentionOptions(FusedOptions):
 
     kind: Literal["attention"] = "attention"
     heads: int
-    """Heads of queries."""
+    """Query heads."""
     kv_heads: int | None = None
-    """Heads of keys and values, each shared by heads/kv_heads query heads; all if unset."""
+    """Key and value heads, each shared by heads/kv_heads query heads; `heads` if unset."""
     head_dim: int | None = None
     """width / heads if unset."""
     rope: Rope | None = field(default_factory=Rope)
     """null for none."""
     window: int | None = None
-    """Number of tokens that a query sees, itself included; its whole past if unset."""
+    """Tokens that a query sees, itself included; its whole past if unset."""
     qk_norm: bool = False
     """Apply RMSNorm to each head's queries and keys before rotating them."""
     qkv_bias: bool = False

@@ -1,4 +1,4 @@
-"""Base of the options of all operators."""
+"""Base classes for operator options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .names import Kernel
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorOptions:
-    """Options of an operator; `kind` is its name in the registry."""
+    """Operator options; `kind` is the operator's name in the registry."""
 
     shared: ClassVar[bool] = False
     """True for a block that feeds other layers (`shared>name` in the pattern)."""
@@ -24,12 +24,12 @@ class OperatorOptions:
         yield from ()
 
     def tp_sizes(self, width: int) -> dict[str, int]:
-        """Return the sizes that the number of tensor-parallel ranks must divide, by name."""
+        """Return the sizes that tp must divide, by name."""
         return {}
 
     @property
     def couples_rows(self) -> bool:
-        """True if the result for a row depends, in training, on the rows of its micro-batch."""
+        """True if a row's result depends, in training, on the other rows in its micro-batch."""
         return False
 
     def steps(self, device: str) -> bool:
@@ -38,18 +38,18 @@ class OperatorOptions:
 
     @property
     def attention_heads(self) -> int | None:
-        """Number of query heads, if there is attention. Context parallelism by a2a splits them."""
+        """Query heads, if there is attention. Context parallelism by a2a splits them."""
         return None
 
     @property
     def expert_count(self) -> int | None:
-        """Number of experts, if there are any. Expert parallelism splits them."""
+        """Experts, if there are any. Expert parallelism splits them."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptions(OperatorOptions):
-    """Options of an operator that has fused kernels."""
+    """Options for operators with fused kernels."""
 
     kernel: Kernel = "auto"
     """`auto`: fused kernels on a GPU; unsupported cases run as plain torch, with a warning.

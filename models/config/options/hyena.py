@@ -11,10 +11,10 @@ from .base import FusedOptions, check_divides
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaOptions(FusedOptions):
-    """Options of all Hyena operators."""
+    """Options that all Hyena operators have."""
 
     featurizer: int = 3
-    """Taps of the short filter on q, k and v."""
+    """Taps in the short filter on q, k and v."""
     featurizer_bias: bool = False
     """Add a bias in the featurizer."""
     qkv_bias: bool = False
@@ -32,19 +32,19 @@ class HyenaOptions(FusedOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LongHyenaOptions(HyenaOptions):
-    """Options of the Hyena operators with medium and long filters."""
+    """Options for Hyena operators with medium and long filters."""
 
     groups: int | None = None
     """Filters; each is shared by width/groups neighbouring channels. None: one for each channel."""
     slow_heads: bool = False
-    """Each group is a head: the filter convolves the outer products of its keys and values."""
+    """Each group is a head: the filter convolves the outer products k ⊗ v."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)
         yield from check_divides("groups", self.filters(width), "the width", width)
 
     def filters(self, width: int) -> int:
-        """Number of filters at this model width."""
+        """Count the filters at this model width."""
         return width if self.groups is None else self.groups
 
     def tp_sizes(self, width: int) -> dict[str, int]:
@@ -54,14 +54,14 @@ class LongHyenaOptions(HyenaOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModalOptions(LongHyenaOptions):
-    """Options of all modal filters."""
+    """Options for modal filters."""
 
     state_size: int = 16
     """N: exponentials for each filter."""
     method: Literal["scan", "fft"] = "scan"
-    """Form of the convolution; the result is the same."""
+    """Convolution algorithm; the result is the same."""
     chunk: int = 32
-    """Tokens for each block of the scan; affects the speed, not the result."""
+    """Tokens per scan block; affects the speed, not the result."""
 
     def steps(self, device: str) -> bool:
         return device != "cuda" and self.method == "scan"

@@ -1,4 +1,4 @@
-"""Options of modal Hyena-LI."""
+"""Modal Hyena-LI options."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class HyenaLIOptions(ModalOptions):
     poles: Literal["real", "complex"] = "real"
     """Complex poles oscillate as they decay."""
     rates: Literal["log", "plain", "product"] = "log"
-    """Learned parameter: the logarithm r of a pole's rate; (converted models) the rate e^r; or
+    """Learned parameter: r, the logarithm of a pole's rate; (converted models) the rate e^r; or
     (Savanna) two parameters p and γ with the rate e^p · e^γ."""
     gamma_min: float = 0.01
     """Rates start between gamma_min/e and gamma_max/e."""
     gamma_max: float = 0.1
-    """Upper bound of γ's start."""
+    """Upper bound on γ's start."""
 
     def steps(self, device: str) -> bool:
         return super().steps(device) or (self.method == "scan" and self.poles == "complex")

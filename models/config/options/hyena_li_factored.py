@@ -1,4 +1,4 @@
-"""Options of factored Hyena-LI."""
+"""Factored Hyena-LI options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .hyena import ModalOptions
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaLIFactoredOptions(ModalOptions):
-    """Hyena, long implicit filter with real poles, as products of factors."""
+    """Hyena, long implicit filter with real poles, in factored form."""
 
     kind: Literal["hyena-li-factored"] = "hyena-li-factored"
     pole_factors: int = 3
-    """Factors p of a pole."""
+    """Factors p in a pole."""
     residue_factors: int = 3
-    """Factors R of a residue."""
+    """Factors R in a residue."""
     filter_horizon: int = 8192
-    """S: the number of tokens over which time is defined."""
+    """S, in tokens: the span over which time is defined."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)

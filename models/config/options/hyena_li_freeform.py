@@ -1,4 +1,4 @@
-"""Options of free-form Hyena-LI."""
+"""Free-form Hyena-LI options."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ class HyenaLIFreeformOptions(LongHyenaOptions):
     filter_horizon: int = 8192
     """S: the filter's length. Inputs further back are not seen."""
     features: int = 33
-    """Features of t: t itself, and cosine and sine of (features − 1)/2 frequencies."""
+    """Input features: t, and a cosine and a sine for each of (features − 1)/2 frequencies."""
     inner_layers: int = 2
-    """Layers of the network between the first and the last."""
+    """Layers in the network between the first and the last."""
     frequency: float = 1.0
-    """Start of ω."""
+    """Initial ω."""
     fast_decay: float = 0.3
-    """Part of the horizon after which the fastest decay is 0.01."""
+    """Fraction of the horizon after which the fastest decay is 0.01."""
     slow_decay: float = 1.2
-    """Part of the horizon after which the slowest decay is 0.01."""
+    """Fraction of the horizon after which the slowest decay is 0.01."""
     learned_decay: bool = False
-    """Learn the decay of each filter."""
+    """Learn each filter's decay."""
     last_start: Literal["uniform", "xavier"] = "uniform"
-    """Start of the last layer: U(±1/√inputs), or N(0, 2/(inputs + outputs)), as Savanna has."""
+    """Initial last layer: U(±1/√inputs), or N(0, 2/(inputs + outputs)), as Savanna has."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)

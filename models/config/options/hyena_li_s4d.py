@@ -1,4 +1,4 @@
-"""Options of Hyena-LI in the form of S4D."""
+"""Options for Hyena-LI in S4D form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .hyena import ModalOptions
 
 @dataclass(frozen=True, kw_only=True)
 class HyenaLIS4DOptions(ModalOptions):
-    """Hyena, long implicit filter with complex poles, in the form of S4D."""
+    """Hyena, long implicit filter with complex poles, in S4D form."""
 
     kind: Literal["hyena-li-s4d"] = "hyena-li-s4d"
 

@@ -1,4 +1,4 @@
-"""Options of the short-Hyena MLP."""
+"""Short-Hyena MLP options."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class HyenaMLPOptions(FusedOptions):
 
     kind: Literal["hyena-mlp"] = "hyena-mlp"
     hidden: int
-    """Channels of the convolution."""
+    """Convolution channels."""
     groups: int
     """Filters; each is shared by hidden/groups neighbouring channels."""
     taps: int = 7
     """K, the filters' length in tokens."""
     featurizer: int = 0
-    """Taps of a short filter on q, k and v, as Savanna's MLP has; 0: none."""
+    """Taps in a short filter on q, k and v, as Savanna's MLP has; 0: none."""
     pregate: bool = True
     """Multiply v by k before the filter; without it, k is computed and not used."""
     postgate: bool = True

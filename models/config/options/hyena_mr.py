@@ -1,4 +1,4 @@
-"""Options of Hyena-MR."""
+"""Hyena-MR options."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class HyenaMROptions(LongHyenaOptions):
     decay: Literal["weak", "normal", "strong", "none"] = "weak"
     """`none` if the filter already includes its decay, as in converted models."""
     decay_repeats: int = 1
-    """Times that the range of decay rates is repeated over the groups."""
+    """Repetitions of the decay range over the groups."""
     filter_horizon: int = 8192
-    """S: the number of tokens over which the decay is defined."""
+    """S, in tokens: the span over which the decay is defined."""
     method: Method = "auto"
-    """Form of the convolution; the result is the same."""
+    """Convolution algorithm; the result is the same."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from super().problems(width)

@@ -1,4 +1,4 @@
-"""Options of Hyena-SE."""
+"""Hyena-SE options."""
 
 from __future__ import annotations
 

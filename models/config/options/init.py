@@ -1,4 +1,4 @@
-"""Initial distribution of matrices."""
+"""Initial weight distribution."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig:
-    """Initial distribution of matrices. Operators set those of dt, A and filters themselves."""
+    """Initial distribution of matrices. Operators initialise dt, A and filters themselves."""
 
     weights: Literal["normal", "small", "uniform"] = "normal"
     """`normal`: N(0, std²); `small`: N(0, 2 / 5·width); `uniform`: U(±1/√inputs), as in torch."""
     std: float = 0.02
-    """The standard deviation under `normal`, and of embeddings under `uniform`."""
+    """Standard deviation under `normal`, and for embeddings under `uniform`."""
     output: Literal["same", "depth", "wang"] = "same"
-    """Matrices that write to the residual stream: as the others (`same`); divided by √(number of
-    residual branches) (`depth`); or with a standard deviation of 2 / (layers · √width) (`wang`)."""
+    """Matrices that write to the residual stream: like the others (`same`); divided by √(residual
+    branches) (`depth`); or with standard deviation 2 / (layers · √width) (`wang`)."""
 
     def __post_init__(self) -> None:
         if not self.std > 0:

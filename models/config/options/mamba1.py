@@ -1,4 +1,4 @@
-"""Options of Mamba-1."""
+"""Mamba-1 options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Mamba1Options(FusedOptions):
     state_size: int = 16
     """N: state elements for each channel."""
     heads: int = 1
-    """Number of heads, each with its own B, C and Δ; Zamba has 2."""
+    """Heads, each with its own B, C and Δ; Zamba has 2."""
     expand: int = 2
     """Inner width divided by the model's width."""
     conv: int = 4
-    """Taps of the short convolution."""
+    """Taps in the short convolution."""
     dt_rank: int | None = None
     """⌈width/16⌉ if unset."""
     chunk: int = 32
-    """Tokens for each block of the scan; affects the speed, not the result."""
+    """Tokens per scan block; affects the speed, not the result."""
 
     def steps(self, device: str) -> bool:
         return device != "cuda"

@@ -1,4 +1,4 @@
-"""Options of Mamba-2."""
+"""Mamba-2 options."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Mamba2Options(FusedOptions):
     groups: int = 1
     """B and C are shared by heads/groups heads."""
     norm_groups: int | None = None
-    """Groups of the gated norm, each normalised separately; equal to `groups` if unset."""
+    """Groups in the gated norm, each normalised separately; equal to `groups` if unset."""
     expand: int = 2
     """Inner width divided by the model's width."""
     conv: int = 4
-    """Taps of the short convolution."""
+    """Taps in the short convolution."""
     chunk: int = 64
-    """Tokens for each block of the scan; affects the speed, not the result."""
+    """Tokens per scan block; affects the speed, not the result."""
     norm_eps: float = 1e-5
-    """Epsilon of the gated norm before the output."""
+    """Epsilon in the gated norm before the output."""
     bias: bool = False
     """Add biases in the input and output projections."""
 

@@ -1,4 +1,4 @@
-"""Options of MLPs."""
+"""MLP options."""
 
 from __future__ import annotations
 

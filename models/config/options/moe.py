@@ -1,4 +1,4 @@
-"""Options of a mixture of experts."""
+"""Mixture-of-experts options."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from .names import Activation
 
 @dataclass(frozen=True, kw_only=True)
 class MoEOptions(FusedOptions):
-    """Mixture of gated MLPs."""
+    """Mixture of experts with gated MLPs."""
 
     tokenwise = True
     kind: Literal["moe"] = "moe"
     experts: int
     """Number of experts."""
     top_k: int = 2
-    """Number of experts for each token."""
+    """Experts per token."""
     hidden: int
-    """Hidden width of an expert."""
+    """Hidden width per expert."""
     activation: Activation = "silu"
-    """Activation of each expert's gate."""
+    """Activation on each expert's gate."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Function from an expert's score to its weight."""
     normalize: bool | None = None
-    """Scale the weights of a token's experts to sum to one. Default: if the router is softmax and
-    top_k is above 1. (With top_k 1 the weight is then always 1, and the loss of the tokens does not
-    train the router.)"""
+    """Scale a token's expert weights to sum to one. Default: if the router is softmax and top_k is
+    above 1. (With top_k 1 the weight is then always 1, and the tokens' loss does not train the
+    router.)"""
     sinkhorn: bool = False
     """Balance the choice in training by Sinkhorn's iteration; evaluation takes the largest."""
     balance_loss: float = 0.0
     """Coefficient of experts · Σ (fraction of tokens) · (mean probability)."""
     balance_over: Literal["row", "micro-batch"] = "row"
-    """Tokens over which Sinkhorn and balance_loss count: those of a row, or those of all rows of a
-    rank's micro-batch. With `micro-batch`, another micro_batch_tokens or another number of
-    data-parallel ranks is another model."""
+    """Tokens over which Sinkhorn and balance_loss count: a row's, or a rank's whole micro-batch.
+    With `micro-batch`, another micro_batch_tokens or another number of data-parallel ranks is
+    another model."""
     z_loss: float = 0.0
-    """Coefficient of the mean of log²Σexp(logits) over a row."""
+    """Coefficient of log²Σexp(logits), averaged over a row."""
 
     @property
     def normalizes(self) -> bool:
-        """True if the weights of a token's experts sum to one."""
+        """True if a token's expert weights sum to one."""
         if self.normalize is not None:
             return self.normalize
         return self.router == "softmax" and self.top_k > 1

@@ -9,14 +9,14 @@ Kernel = Literal["auto", "triton", "torch"]
 Method = Literal["auto", "direct", "toeplitz", "fft"]
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
 AttentionForm = Literal["a2a", "ring"]
-"""a2a: each rank has whole rows of some heads. ring: keys and values travel round the ranks."""
+"""a2a: each rank has whole rows for some heads. ring: keys and values travel round the ranks."""
 LongFilterForm = Literal["states", "a2a"]
-"""states: the final state of a part goes to the later parts. a2a: whole rows of some channels."""
+"""states: each rank passes its final state to later ranks. a2a: whole rows for some channels."""
 LinearForm = Literal["torch", "zero3"]
-"""Function that computes linear layers: torch's, or the one of DeepSpeed's ZeRO-3."""
+"""Function that computes linear layers: torch's, or DeepSpeed's for ZeRO-3."""
 Backend = Literal["inductor", "aot_eager", "eager"]
 """inductor generates code; aot_eager traces forward and backward passes and runs torch's own
 operations, eager traces the forward pass alone. These two need no compiler."""
 Divisor = Literal["weights", "targets"]
-"""Divisor of Σ w·ℓ: weights: Σ w; targets: the number of targets whose weight is not 0. They differ
+"""Divisor of Σ w·ℓ: weights: Σ w; targets: the count of targets with nonzero weight. They differ
 where weights are neither 0 nor 1. Savanna calls them `normalized_weighted` and `weighted`."""

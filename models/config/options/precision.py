@@ -1,4 +1,4 @@
-"""Precisions of training, by name."""
+"""Training precisions, by name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ class Fp8Config:
     """Matrices whose products run in FP8, under `precision: fp8`."""
 
     matrices: Literal["all", "hyena", "evo2"] = "all"
-    """all: the input and output projections of all operators. hyena: those of Hyena operators
-    alone (not of Hyena MLPs). evo2: the input projections of Hyena operators alone, as in Evo 2's
-    training."""
+    """all: input and output projections of all operators. hyena: only Hyena operators' (not Hyena
+    MLPs'). evo2: only Hyena operators' input projections, as in Evo 2's training."""
     smallest: int = 2048
     """Matrices with fewer rows or columns stay in bf16."""
     ends: int = 1
@@ -32,7 +31,7 @@ class Fp8Config:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats of one run. Code asks for these properties, never for the name."""
+    """A run's number formats. Code asks for these properties, never for the name."""
 
     name: str
     compute: NumberFormat
@@ -41,14 +40,14 @@ class Precision:
     """True if fp32 master weights exist beside the weights that compute. Gradients are summed, and
     optimizer states are kept, in fp32 in either case."""
     fp8: Fp8Config | None = None
-    """Matrices whose forward products and gradients of inputs are e4m3; None: none."""
+    """Matrices whose forward products and input gradients run in e4m3; None: none."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of one weight that computes."""
+        """Bytes per weight in the compute dtype."""
         return NUMBER_BYTES[self.compute]
 
 
@@ -63,5 +62,5 @@ PRECISIONS = {
 
 
 def default_precision(device: str) -> Precision:
-    """Return the precision of a run that names none, on this kind of device."""
+    """Return the default precision on this kind of device."""
     return PRECISIONS["bf16" if device == "cuda" else "fp32"]

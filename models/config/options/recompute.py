@@ -1,8 +1,8 @@
-"""Recompute rules: activations that the backward pass of a layer computes again.
+"""Recompute rules: activations that a layer's backward pass computes again.
 
 A run chooses a rule per layer: save all activations (`none`), save the layer's inputs (`block`),
 save the inputs of its operator calls (`operator`), or save the layer's inputs and the results of
-some operations (`save`).
+selected operations (`save`).
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ OPERATIONS: dict[Results, frozenset[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Selective:
-    """Recompute each n-th block, except for the results of some operations."""
+    """Recompute every n-th block, except for the results of selected operations."""
 
     every: int = 1
     """1: all blocks."""
     save: tuple[Results, ...] = ()
     """Operations whose results are kept. Scans and convolutions are kept where they are fused
-    kernels, plain ones are computed again; of a ring of attention the merged output is kept. Not
-    with engine.compile: a compiled block is one operation."""
+    kernels, plain ones are computed again; ring attention keeps its merged output. Not with
+    engine.compile: a compiled block is one operation."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -76,7 +76,7 @@ Rule = Unit | Selective
 
 
 Recompute = Rule | float | tuple[Rule, ...]
-"""A rule for all layers, a fraction of the blocks, or a rule for each layer."""
+"""One rule for all layers, a fraction of blocks to recompute, or a rule per layer."""
 
 
 def expand_rules(recompute: Recompute, num_layers: int) -> tuple[Rule, ...]:

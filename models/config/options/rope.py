@@ -13,15 +13,15 @@ class Rope:
     base: float = 10_000.0
     """Also called theta."""
     channels: int | None = None
-    """Number of channels of a head that turn, from the first; all if unset."""
+    """Channels per head that turn, from the first; all if unset."""
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """`linear`: positions divided by `factor`; `ntk`: a larger base; `yarn`: slow frequencies
     divided by `factor`, fast ones kept, a ramp between; `llama3`: the same by wavelength."""
     factor: float = 1.0
-    """Length of the new context divided by `original_length`."""
+    """New context length divided by `original_length`."""
     original_length: int = 8192
-    """Context length of the first training; used by `yarn` and `llama3`. An exported folder names
-    it, times `factor`, as its longest context; without scaling, the longest row of the run."""
+    """Context length in the first training; used by `yarn` and `llama3`. An exported folder names
+    it, times `factor`, as its longest context; without scaling, the run's longest row."""
     beta_fast: float = 32.0
     """`yarn`: turns within `original_length` above which a frequency is kept."""
     beta_slow: float = 1.0

@@ -1,4 +1,4 @@
-"""Options of Zamba's shared block."""
+"""Options for Zamba's shared block."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class ZambaBlockOptions(FusedOptions):
     hidden: int
     """Hidden width of the gated MLP."""
     activation: Activation = "gelu"
-    """Activation of the MLP's gate."""
+    """Gate activation in the MLP."""
     rope: Rope | None = None
     lora_rank: int = 0
-    """Rank of each call's low-rank corrections (LoRA); 0 for none (Zamba-1)."""
+    """Rank of the calls' low-rank corrections (LoRA); 0 for none (Zamba-1)."""
     attention_lora: bool = False
     """Correct q, k and v as well as the MLP."""
     norm_eps: float = 1e-5
-    """Epsilon of the block's norms."""
+    """Epsilon in the block's norms."""
 
     def problems(self, width: int) -> Iterator[str]:
         yield from check_divides("heads", self.heads, "twice the width", 2 * width)
