@@ -57,38 +57,24 @@ def count_parameters_by_part(model: Model) -> dict[str, int]:
     return dict(counts)
 
 
-def forward_flops_per_token(config: ModelConfig, seq_len: int) -> dict[str, float]:
-    """Count forward FLOPs by part: two per weight of a matrix product, and the operators' other
-    FLOPs.
+def forward_flops(model: Model, seq_len: int) -> dict[str, float]:
+    """Count forward FLOPs per token by part: two per matrix weight, and the operators' other FLOPs.
 
-    Attention counts every pair of tokens in a row, including the masked half, as the plain kernels
+    Attention counts all token pairs in a row, including the masked half, as the plain kernels
     compute it.
     """
-    return forward_flops(build_meta(config), seq_len)
-
-
-def step_flops_per_token(config: ModelConfig, num_tokens: int) -> dict[str, float]:
-    """Count FLOPs by part for a token generated after `num_tokens` tokens."""
-    return step_flops(build_meta(config), num_tokens)
-
-
-def training_flops_per_token(config: ModelConfig, seq_len: int) -> float:
-    """Count FLOPs of forward and backward pass, without recomputation."""
-    return TRAINING * sum(forward_flops_per_token(config, seq_len).values())
-
-
-def forward_flops(model: Model, seq_len: int) -> dict[str, float]:
     return flops_by_part(model, lambda operator: operator.flops(seq_len))
 
 
 def step_flops(model: Model, num_tokens: int) -> dict[str, float]:
+    """Count FLOPs by part for a token generated after `num_tokens` tokens."""
     return flops_by_part(model, lambda operator: operator.step_flops(num_tokens))
 
 
 def flops_by_part(
     model: Model, operator_flops: Callable[[Operator], dict[str, float]]
 ) -> dict[str, float]:
-    """Sum FLOPs by part: matrix products, and `operator_flops` of each operator."""
+    """Sum FLOPs by part: matrix products, and `operator_flops(operator)`."""
     totals: defaultdict[str, float] = defaultdict(float)
     for layer in layer_flops(model, operator_flops):
         for name, flops in layer.items():
@@ -120,7 +106,7 @@ def layer_flops(
 
 
 KINDS: dict[str, Results] = {"experts": "matmul", "projections": "matmul", "fft": "convolution"}
-"""Kind of result that a part's operations produce, where the part's name differs."""
+"""Result kind by computation, where the names differ."""
 
 
 def recomputed_flops(model: Model, seq_len: int, rules: Sequence[Rule]) -> float:
@@ -135,8 +121,8 @@ def recomputed_flops(model: Model, seq_len: int, rules: Sequence[Rule]) -> float
         flops_by_kind = defaultdict(float, {"matmul": matrix_flops(calls) if calls else 0.0})
         for operator in filter(None, operators):
             flops_by_kind["matmul"] += matrix_flops(operator)
-            for part, flops in operator.flops(seq_len).items():
-                flops_by_kind[KINDS.get(part, part)] += flops
+            for computation, flops in operator.flops(seq_len).items():
+                flops_by_kind[KINDS.get(computation, computation)] += flops
         total += sum(flops for kind, flops in flops_by_kind.items() if kind not in saved)
     return total
 
@@ -146,7 +132,7 @@ def head_flops(model: Model) -> float:
 
 
 def matrix_flops(module: nn.Module) -> float:
-    """Count two FLOPs per weight of the matrices that multiply every token."""
+    """Count two FLOPs per weight in matrices that multiply every token."""
     once = module.once if isinstance(module, Operator) else ()
     matrices = [
         layer.weight

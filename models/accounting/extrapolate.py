@@ -1,4 +1,4 @@
-"""Passes at numbers of rows and lengths that do not run, extrapolated from those that do."""
+"""Passes at row counts and lengths that do not run, extrapolated from those that do."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Passes of a long ring, from a short traced ring.
+"""A long ring's passes, from a short traced ring.
 
-With chunks of equal length, a larger ring runs more hops, and all hops but the first and the last
-few are equal. A trace that is cut at each message shows them as a run of equal segments, once for
-each loop over the ranks. The passes of a larger ring repeat that hop more often.
+With equal chunk lengths, a larger ring runs more hops, and all hops but the first and the last few
+are equal. A trace that is cut at each message shows them as a run of equal segments, once per loop
+over the ranks. A larger ring's passes repeat that hop more often.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from .pieces import Pass, Passes, PassSegment
 
 RING = 8
-"""Ranks of the traced ring."""
+"""Ranks in the traced ring."""
 MIN_EQUAL_HOPS = RING - 4
 """Consecutive equal hops in each loop over the ranks, at least."""
 LONG = 12
@@ -20,7 +20,7 @@ LONG = 12
 
 
 def lengthen_ring(passes: Passes, num_ranks: int) -> Passes | None:
-    """Return the passes of a ring with `num_ranks` more ranks; None if no hops are equal."""
+    """Return the passes for a ring with `num_ranks` more ranks; None if no hops are equal."""
     forward = _repeat_hops(passes.forward, num_ranks)
     backward = _repeat_hops(passes.backward, num_ranks)
     return None if forward is None or backward is None else Passes(forward, backward)
@@ -40,7 +40,7 @@ def _repeat_hops(segments: Pass, num_hops: int) -> Pass | None:
 
 
 def _count_equal_hops(segments: Pass, start: int) -> tuple[int, int]:
-    """Return the segments per hop from `start` on, and the number of consecutive equal hops."""
+    """Return the segments per hop from `start` on, and how many consecutive hops are equal."""
     for width in (1, 2):  # a message of keys and values; in a backward pass, of gradients too
         hop, hops = segments[start : start + width], 1
         while segments[start + width * hops : start + width * (hops + 1)] == hop:

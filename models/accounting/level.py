@@ -1,4 +1,4 @@
-"""Memory level of a rank by part during a step, and the events that its engine receives."""
+"""A rank's memory by category during a step, and the events that its engine receives."""
 
 from __future__ import annotations
 
@@ -14,60 +14,63 @@ Unit = int | None
 ACTIVATIONS = "activations"
 WORKING = "working set"
 LOGITS = "logits"
-"""Activations and working set of final norm, logits and loss."""
+"""Final norm, logits and loss: activations and working set."""
 GRADIENTS = "gradients"
 INPUTS = "inputs"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A stretch of a step: a pass of a layer, or an update."""
+    """A stretch of a step: a layer's pass, or an update."""
 
     name: str
     """Such as `forward 3 attention`."""
     layer: Unit
     micro: int
     high: Mapping[str, int]
-    """Bytes by part at the moment's peak."""
+    """Bytes by category at the moment's peak."""
     end: Mapping[str, int]
-    """Bytes by part at its end."""
+    """Bytes by category at its end."""
 
 
 @dataclass
 class Level:
-    """A rank's current bytes by part, and the finished moments. The total excludes host memory."""
+    """A rank's current bytes by category, and the finished moments. The total excludes host
+    memory."""
 
-    parts: dict[str, int] = field(default_factory=dict)
+    bytes_by_category: dict[str, int] = field(default_factory=dict)
     total: int = 0
     moments: list[Moment] = field(default_factory=list)
     _peak: int = -1
-    _peak_parts: dict[str, int] = field(default_factory=dict)
+    _peak_bytes: dict[str, int] = field(default_factory=dict)
 
-    def add(self, part: str, size: int) -> None:
-        self.parts[part] = self.parts.get(part, 0) + size
-        if part.startswith(HOST):
+    def add(self, category: str, size: int) -> None:
+        self.bytes_by_category[category] = self.bytes_by_category.get(category, 0) + size
+        if category.startswith(HOST):
             return
         self.total += size
         if size > 0 and self.total > self._peak:
-            self._peak, self._peak_parts = self.total, dict(self.parts)
+            self._peak, self._peak_bytes = self.total, dict(self.bytes_by_category)
 
-    def add_transient(self, part: str, size: int) -> None:
+    def add_transient(self, category: str, size: int) -> None:
         """Allocate bytes and free them at once."""
-        self.add(part, size)
-        self.add(part, -size)
+        self.add(category, size)
+        self.add(category, -size)
 
     def end_moment(self, name: str, layer: Unit, micro: int) -> None:
         """Finish a moment, with its peak and its end."""
-        peak_parts = self._peak_parts if self._peak >= self.total else self.parts
-        self.moments.append(Moment(name, layer, micro, dict(peak_parts), dict(self.parts)))
-        self._peak, self._peak_parts = self.total, dict(self.parts)
+        peak_bytes = self._peak_bytes if self._peak >= self.total else self.bytes_by_category
+        self.moments.append(
+            Moment(name, layer, micro, dict(peak_bytes), dict(self.bytes_by_category))
+        )
+        self._peak, self._peak_bytes = self.total, dict(self.bytes_by_category)
 
 
 LOSS = "loss"
 
 
 class EngineMemory(ABC):
-    """Memory of an engine during a step, in addition to activations."""
+    """An engine's memory during a step, in addition to activations."""
 
     @abstractmethod
     def begin(self, level: Level) -> None:
@@ -83,8 +86,8 @@ class EngineMemory(ABC):
 
     @abstractmethod
     def gradient(self, level: Level, name: str, size: int, *, last: bool) -> None:
-        """A parameter's gradient is complete: `size` bytes, not yet counted. `last` is True in the
-        last micro-batch of a step."""
+        """A parameter's gradient is complete: `size` bytes, not yet counted. `last` is True in a
+        step's last micro-batch."""
 
     @abstractmethod
     def end_backward(self, level: Level, *, last: bool) -> None:
@@ -97,12 +100,12 @@ class EngineMemory(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """State of an engine, with the name to print."""
+    """Engine state, with the name to print."""
 
     engine: str
     device: str
     """Device type: cuda or cpu."""
-    parts: Sequence[StatePart]
+    state_parts: Sequence[StatePart]
     linear: LinearForm = "torch"
     """The engine's linear function."""
     memory: Callable[[Shards, Degrees], EngineMemory]

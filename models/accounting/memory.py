@@ -1,4 +1,4 @@
-"""Local shards of a rank, and the memory of generation. The memory of a step is in step.py."""
+"""A rank's local shards, and memory in generation. step.py has the memory of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rank_shards(
     cuts: Sequence[int] = (),
     local_chunks: Collection[int] = (0,),
 ) -> Shards:
-    """Return a local shard per parameter for a rank of the tensor axis; with `cuts`, for the
+    """Return a local shard per parameter for a rank on the tensor axis; with `cuts`, for the
     pipeline stage that holds `local_chunks`."""
     tp, ep = degrees.tp, degrees.ep
     num_ranks = degrees.dp * degrees.cp * tp

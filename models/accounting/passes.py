@@ -1,4 +1,4 @@
-"""Memory of a model's embedding, layers and loss over a forward and a backward pass.
+"""Memory over a forward and a backward pass: a model's embedding, layers and loss.
 
 A single layer per kind runs forward and backward on fake tensors (fake/), with a rank's rows,
 shards and recompute rule. Equal layers share a trace. A process traces each model, shape and rule
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from .fake.model import FakeModel
 
 MAX_LENGTH = 4096
-"""Tokens of the longest row that runs where operators walk through rows in steps. Longer rows are
+"""Maximal row length that runs where operators walk through rows in steps. Longer rows are
 extrapolated from two shorter ones, or from three where masks grow quadratically. The shorter rows
-are long enough to peak at the same moment: with very short rows, a weight's gradient would be the
+are long enough to peak at the same moment: with very short rows, a weight gradient would be the
 peak."""
 MAX_ROWS = 64
-"""Rows that run, at most. Larger micro-batches are extrapolated from two numbers of rows, large
+"""Maximal number of rows that run. Larger micro-batches are extrapolated from two row counts, large
 for the same reason."""
 
 _traced_passes: dict[str, Passes] = {}
@@ -44,7 +44,7 @@ _traced_passes: dict[str, Passes] = {}
 
 def model_passes(config: ModelConfig, shape: Shape, rules: Sequence[Rule]) -> ModelPasses:
     """Trace a model with a recompute rule per layer."""
-    return Tracer(config, shape).whole(rules)
+    return Tracer(config, shape).trace_model(rules)
 
 
 def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
 
 
 def rename_gradients(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
-    """Replace the prefixes (`shared.` or none) of a layer's parameters by the model's."""
+    """Replace a layer's parameter prefixes (`shared.` or none) by the model's."""
 
     def rename(local_name: str) -> str:
         if not local_name or local_name == EMBEDDINGS:
@@ -80,7 +80,7 @@ def choose_traced_rows(rows: int, max_rows: int = MAX_ROWS) -> list[int]:
 
 
 class Tracer:
-    """Traces a model's parts, and extrapolates to numbers of rows and lengths that do not run."""
+    """Traces a model's parts, and extrapolates to row counts and lengths that do not run."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Tracer:
         self.trace_kind, self.named = cache(self._trace_kind), cache(self._trace_named)
         self.first, self.last = cache(self._first), cache(self._last)
 
-    def whole(self, rules: Sequence[Rule]) -> ModelPasses:
-        """Return the passes of the model with a recompute rule per layer."""
+    def trace_model(self, rules: Sequence[Rule]) -> ModelPasses:
+        """Return the model's passes with a recompute rule per layer."""
         numbers = range(len(self.config.layers))
         layers = [self.named(*pair) for pair in zip(numbers, rules, strict=True)]
         return ModelPasses(self.first(), layers, self.last(), list(map(str, self.config.layers)))
@@ -129,10 +129,10 @@ class Tracer:
     def _trace_kind(self, kind: str, rule: Rule) -> Passes:
         first, index = self.kinds.index(kind), self.kind_indices[kind]
         operators = self.config.layers[first].names
-        part, hops = self._key(f"{first} {rule!r}", operators), self._is_long_ring(operators)
+        key, hops = self._key(f"{first} {rule!r}", operators), self._is_long_ring(operators)
         lengths = self._lengths(operators)
         return self._extrapolate(
-            part, lengths, lambda model: model.layer(index, rule, hops=hops), hops
+            key, lengths, lambda model: model.layer(index, rule, hops=hops), hops
         )
 
     def _first(self) -> Passes:
@@ -159,7 +159,7 @@ class Tracer:
         return [max_length // 2, max_length, *([2 * max_length] if masks else [])]
 
     def _is_long_ring(self, operators: Sequence[str]) -> bool:
-        """True for a layer with a long ring, whose operators all work on chunks of rows."""
+        """True for a layer with a long ring, whose operators all work on row chunks."""
         options = [self.config.operators[name] for name in operators]
         divisible = all(operator.tokenwise or operator.attention_heads for operator in options)
         windows = any(getattr(operator, "window", None) for operator in options)
@@ -168,7 +168,7 @@ class Tracer:
         )
         return ring and divisible and not windows and self.shape.degrees.cp > self.max_ring
 
-    def _key(self, part: str, operators: Sequence[str] = ()) -> str:
+    def _key(self, label: str, operators: Sequence[str] = ()) -> str:
         """Return a part's cache key, without shape fields that its operators ignore: layouts that
         differ only in those share traces."""
         options = [self.config.operators[name] for name in operators]
@@ -181,21 +181,23 @@ class Tracer:
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
         if not options:  # the embedding, and the head with its loss
             shape = replace(shape, linear="torch")
-        return f"{part} {self.config!r} {shape!r}"
+        return f"{label} {self.config!r} {shape!r}"
 
     def _extrapolate(
         self,
-        part: str,
+        part_key: str,
         lengths: Sequence[int],
         run: Callable[[FakeModel], Passes],
         hops: bool = False,
     ) -> Passes:
-        """Trace a part at a few numbers of rows and lengths, and extrapolate to the shape's."""
+        """Trace a part at a few row counts and lengths, and extrapolate to the shape's."""
         rows = self.shape.rows
         traced_rows = choose_traced_rows(rows, self.max_rows)
 
         def extrapolate_rows(length: int) -> Passes:
-            samples = [self._trace(part, num_rows, length, run, hops) for num_rows in traced_rows]
+            samples = [
+                self._trace(part_key, num_rows, length, run, hops) for num_rows in traced_rows
+            ]
             return fit_passes(traced_rows, samples, rows)
 
         return fit_passes(
@@ -203,7 +205,7 @@ class Tracer:
         )
 
     def _trace(
-        self, part: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool
+        self, part_key: str, rows: int, length: int, run: Callable[[FakeModel], Passes], hops: bool
     ) -> Passes:
         cp = self.shape.degrees.cp
 
@@ -216,7 +218,7 @@ class Tracer:
             full = self._run_part(rows, length, cp, run)
             return Passes(join_segments(full.forward), join_segments(full.backward))
 
-        key = f"{rows} {length} {part}"
+        key = f"{rows} {length} {part_key}"
         if key not in _traced_passes:
             _traced_passes[key] = load_or_compute_passes(key, compute)
         return _traced_passes[key]
@@ -236,7 +238,7 @@ class Tracer:
 
 
 def _layer_kinds(config: ModelConfig, precision: Precision) -> list[str]:
-    """Return a name per layer, equal for layers of a kind."""
+    """Return a name per layer, equal for equal layers."""
     if precision.fp8 is None:
         return [repr(layer) for layer in config.layers]
     question = f"fp8 matrices {config!r} {precision.fp8!r}"

@@ -1,9 +1,8 @@
 """Forward and backward passes as segments: memory over time, in bytes.
 
-A segment of a backward pass ends where the gradient of a parameter is complete. The engine decides
-how long that gradient lives, so the gradient counts to the end of its segment only. Passes of
-adjacent layers are contiguous: the level at the end of a pass is the level at the start of the
-next.
+A backward segment ends where a parameter gradient is complete. The engine decides how long that
+gradient lives, so it counts to the end of its segment only. Adjacent layers' passes are contiguous:
+a pass starts at the level where the previous pass ends.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ class PassSegment:
     gradient: str = ""
     """Parameter whose gradient is complete at the end, or empty."""
     size: int = 0
-    """Bytes of that gradient: included in `high`, but not in `change`."""
+    """That gradient's bytes: included in `high`, but not in `change`."""
 
 
 Pass = tuple[PassSegment, ...]
 
 
 def sum_changes(segments: Pass) -> int:
-    """Return the level at the end of a pass, relative to its start."""
+    """Return a pass's final level, relative to its start."""
     return sum(segment.change for segment in segments)
 
 
 def find_peak(segments: Pass) -> int:
-    """Return the peak of a pass, relative to the level at its start."""
+    """Return a pass's peak, relative to its start."""
     level = peak = 0
     for segment in segments:
         peak = max(peak, level + segment.high)
@@ -45,7 +44,7 @@ def find_peak(segments: Pass) -> int:
 
 @dataclass(frozen=True)
 class Passes:
-    """Forward and backward pass of a computation."""
+    """A computation's forward and backward pass."""
 
     forward: Pass
     backward: Pass
@@ -58,7 +57,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class ModelPasses:
-    """Passes of a whole model. Gradients have the parameters' logical names."""
+    """A whole model's passes. Gradients have the parameters' logical names."""
 
     first: Passes
     """The embedding."""
@@ -66,9 +65,9 @@ class ModelPasses:
     last: Passes
     """Final norm, logits and loss."""
     names: Sequence[str]
-    """Kind of each layer, for people."""
+    """Layer kinds, for people."""
 
 
 EMBEDDINGS = "embeddings"
-"""Name of the embeddings among the parameters of a layer that calls a shared block. Their gradient
-is summed over all calls."""
+"""Name of the embeddings among a layer's parameters, if it calls a shared block. Their gradient is
+summed over all calls."""

@@ -1,4 +1,4 @@
-"""Micro-batch and layout of a rank whose memory is counted."""
+"""Micro-batch and layout for which a rank's memory is counted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .state import Degrees
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Rows, precision, device and layout of a rank's micro-batch."""
+    """A rank's micro-batch: rows, precision, device and layout."""
 
     rows: int
-    """Rows of a micro-batch, before tp and cp divide them."""
+    """Rows in a micro-batch, before tp and cp divide them."""
     seq_len: int
     precision: Precision
     device: str
@@ -24,4 +24,4 @@ class Shape:
     linear: LinearForm = "torch"
     """The engine's linear function."""
     threads: int = 1
-    """CPU threads of a rank: attention allocates scores per thread."""
+    """CPU threads per rank: attention allocates scores per thread."""

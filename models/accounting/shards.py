@@ -1,4 +1,4 @@
-"""Local shards from the cache: the part of each parameter that a rank holds, without a model."""
+"""Local shards from the cache, without building a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of `headrace models show`: layers as a stripe, parameters, FLOPs, memory.
+"""Text for `headrace models show`: layers as a stripe, parameters, FLOPs, memory.
 
 It renders a summary (`summary.py`) that may come from the cache: nothing here needs torch.
 """
@@ -124,7 +124,7 @@ def memory_table(summary: dict[str, Any]) -> str:
     step = summary["step"]
     units = list(step)
     lines = [f"{'recompute':<20}" + "".join(f"{unit:>14}" for unit in units)]
-    for name in dict.fromkeys(part for unit in units for part in step[unit]):
+    for name in dict.fromkeys(category for unit in units for category in step[unit]):
         sizes = (format_bytes(step[unit].get(name, 0)) for unit in units)
         lines.append(f"{name:<20}" + "".join(f"{size:>14}" for size in sizes))
     totals = (format_bytes(device_bytes(step[unit])) for unit in units)

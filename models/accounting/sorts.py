@@ -1,4 +1,4 @@
-"""Kinds of layers: equal layers cost the same, so each kind is counted once."""
+"""Layer kinds: equal layers cost the same, so each kind is counted once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..config.pattern import Layer
 
 
 def find_layer_kinds(model: ModelConfig) -> tuple[list[Layer], tuple[int, ...]]:
-    """Return the distinct layers, and the kind of each layer as an index into them."""
+    """Return the distinct layers, and every layer's kind as an index into them."""
     kinds = list(dict.fromkeys(model.layers))
     indices = {layer: index for index, layer in enumerate(kinds)}
     return kinds, tuple(indices[layer] for layer in model.layers)

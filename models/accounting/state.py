@@ -1,4 +1,4 @@
-"""Training state of one rank: weights, gradients, masters, optimizer states and buffers.
+"""A rank's training state: weights, gradients, masters, optimizer states and buffers.
 
 An engine's configuration lists its state as `StatePart`s: bytes per parameter, sharding axes, and
 how parameters are cut. `state_bytes` adds them up for a model. There is no second accounting:
@@ -17,13 +17,13 @@ from typing import Literal
 from ..parallel.local_shard import LocalShard
 
 HOST = "host "
-"""Prefix of parts in host memory instead of device memory."""
+"""Prefix for parts in host memory instead of device memory."""
 AxisName = Literal["dp", "cp"]
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
-"""Shapes of local shards, by logical parameter name."""
+"""Local shard shapes, by logical parameter name."""
 Shards = Mapping[str, LocalShard]
-"""Local shards of a rank, by logical parameter name; tied parameters once."""
+"""A rank's local shards, by logical parameter name; tied parameters once."""
 BytesPerParameter = int | Callable[[str], int]
 """A function of the parameter's logical name where parameters differ."""
 Cut = Callable[[Shapes, int], int]
@@ -32,7 +32,7 @@ Cut = Callable[[Shapes, int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class Degrees:
-    """Degrees of data, tensor, context and expert parallelism; ep divides the same ranks."""
+    """Data, tensor, context and expert parallelism degrees; ep divides the same ranks."""
 
     dp: int = 1
     tp: int = 1
@@ -80,11 +80,11 @@ class StatePart:
     sharded_over: tuple[AxisName, ...] = ()
     """Axes whose ranks share a copy. Empty: every rank holds a full copy."""
     shard_ranks: int | Callable[[str], int | None] | None = None
-    """Ranks that share a copy, where they are fewer than the axes' ranks (HSDP). A function of the
+    """Ranks that share a copy, where they are fewer than the axes' ranks (HSDP); called with the
     parameter's logical name where parameters differ."""
     cut: Cut = cut_flat
     names: Collection[str] | None = None
-    """Logical names of the part's parameters; None: all."""
+    """Logical parameter names; None: all."""
 
     def bytes(self, shards: Shards, degrees: Degrees) -> int:
         """Count bytes on the rank with the largest shard."""
@@ -101,8 +101,8 @@ class StatePart:
         return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in groups.items())
 
     def ranks(self, degrees: Degrees, name: str, shard: LocalShard) -> int:
-        """Count the ranks that share a copy of a parameter. The ep ranks have different experts, so
-        ep / tp times fewer ranks share a copy of an expert."""
+        """Count the ranks that share a parameter copy. The ep ranks have different experts, so ep /
+        tp times fewer ranks share an expert's copy."""
         shard_ranks = self.shard_ranks
         ranks = (shard_ranks(name) if callable(shard_ranks) else shard_ranks) or degrees.size(
             self.sharded_over
@@ -110,24 +110,26 @@ class StatePart:
         return max(1, ranks * degrees.tp // degrees.ep) if shard.experts else ranks
 
 
-def state_bytes(parts: Sequence[StatePart], shards: Shards, degrees: Degrees) -> dict[str, int]:
-    """Count a rank's state in bytes, by name of the part."""
+def state_bytes(
+    state_parts: Sequence[StatePart], shards: Shards, degrees: Degrees
+) -> dict[str, int]:
+    """Count a rank's state in bytes, by part name."""
     totals: dict[str, int] = {}
-    for part in parts:
-        totals[part.name] = totals.get(part.name, 0) + part.bytes(shards, degrees)
+    for state_part in state_parts:
+        totals[state_part.name] = totals.get(state_part.name, 0) + state_part.bytes(shards, degrees)
     return totals
 
 
-def host_bytes(parts: Mapping[str, int]) -> int:
+def host_bytes(bytes_by_name: Mapping[str, int]) -> int:
     """Sum the parts in host memory."""
-    return sum(size for name, size in parts.items() if name.startswith(HOST))
+    return sum(size for name, size in bytes_by_name.items() if name.startswith(HOST))
 
 
-def device_bytes(parts: Mapping[str, int]) -> int:
+def device_bytes(bytes_by_name: Mapping[str, int]) -> int:
     """Sum the parts in device memory."""
-    return sum(parts.values()) - host_bytes(parts)
+    return sum(bytes_by_name.values()) - host_bytes(bytes_by_name)
 
 
 def elements(shapes: Iterable[Shape]) -> int:
-    """Count the elements of these parameters."""
+    """Count these parameters' elements."""
     return sum(math.prod(shape) for shape in shapes)

@@ -45,24 +45,24 @@ class Timeline:
 
     @property
     def highest(self) -> int:
-        """Bytes of device memory at the peak."""
+        """Device bytes at the peak."""
         return device_bytes(self.peak.high)
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part at the peak."""
+        """Bytes by category at the peak."""
         return {name: size for name, size in self.peak.high.items() if size}
 
 
 def input_bytes(shape: Shape) -> int:
-    """Count the bytes of a micro-batch: token ids, targets, weights and documents."""
+    """Count a micro-batch's bytes: token ids, targets, weights and documents."""
     tokens = shape.rows * shape.seq_len // shape.degrees.cp
     row_tokens = shape.rows * shape.seq_len
     return tokens * (8 + 4) + (0 if shape.device == "cuda" else 3 * 8 * row_tokens)
 
 
 class Action(NamedTuple):
-    """A pass of a micro-batch through a chunk of layers, and the messages before it."""
+    """A micro-batch's pass through a chunk, and the messages before it."""
 
     kind: Literal["forward", "backward"]
     chunk: int
@@ -70,11 +70,11 @@ class Action(NamedTuple):
     received: Sequence[int] = ()
     """Chunks whose output stream (forward) or upstream gradient (backward) is received first."""
     arrived: Sequence[int] = ()
-    """Chunks of earlier backward passes whose gradients have reached their stage by then."""
+    """Chunks whose gradients, from earlier backward passes, have reached their stage by then."""
 
 
 def stream_bytes(shape: Shape, width: int) -> int:
-    """Count the bytes of a micro-batch's stream tensor on a rank."""
+    """Count a micro-batch's stream tensor in bytes on a rank."""
     degrees = shape.degrees
     tokens = shape.rows * shape.seq_len // degrees.cp // degrees.tp
     return tokens * width * shape.precision.weight_bytes
@@ -89,11 +89,13 @@ class ChunkPart(NamedTuple):
 
 
 def cut_passes(passes: ModelPasses, chunks: Sequence[range]) -> list[list[ChunkPart]]:
-    """Return the parts of every chunk in forward order; `chunks` are ranges of layers."""
-    parts = [[ChunkPart(passes.names[n], n, passes.layers[n]) for n in layers] for layers in chunks]
-    parts[0].insert(0, ChunkPart("embedding", None, passes.first))
-    parts[-1].append(ChunkPart(LOSS, None, passes.last))
-    return parts
+    """Return every chunk's parts in forward order; `chunks` are layer ranges."""
+    chunk_parts = [
+        [ChunkPart(passes.names[n], n, passes.layers[n]) for n in layers] for layers in chunks
+    ]
+    chunk_parts[0].insert(0, ChunkPart("embedding", None, passes.first))
+    chunk_parts[-1].append(ChunkPart(LOSS, None, passes.last))
+    return chunk_parts
 
 
 def timeline(
@@ -103,9 +105,8 @@ def timeline(
     inputs: int = 0,
     stream: int = 0,
 ) -> Timeline:
-    """Simulate the memory of a rank that runs these actions in a step. `chunks` are all chunks of
-    the model, `inputs` the bytes of a step's tokens, and `stream` the bytes of a tensor sent
-    between stages."""
+    """Simulate a rank's memory while it runs a step's actions. `chunks` are all the model's chunks,
+    `inputs` a step's tokens in bytes, and `stream` the bytes per tensor sent between stages."""
     return _StepSimulation(chunks, engine, stream).run(list(actions), inputs)
 
 
@@ -115,13 +116,17 @@ class _StepSimulation:
     ) -> None:
         self.chunks, self.engine, self.stream = chunks, engine, stream
         calls = [
-            any(segment.gradient == EMBEDDINGS for p in parts for segment in p.passes.backward)
-            for parts in chunks
+            any(
+                segment.gradient == EMBEDDINGS
+                for chunk_part in chunk
+                for segment in chunk_part.passes.backward
+            )
+            for chunk in chunks
         ]
         self.num_tensors = [1 + any(calls[chunk:]) for chunk in range(len(chunks))]
-        """Tensors in the input stream of each chunk: later calls also need the embeddings."""
+        """Tensors in each chunk's input stream: later calls also need the embeddings."""
         self.sent_bytes = 0
-        """Bytes of gradients in flight to other stages."""
+        """Gradient bytes in flight to other stages."""
         self.level = Level()
         self.pending: Counter[str] = Counter()
         """Contributions to each parameter's gradient that this backward pass still has to add."""
@@ -145,8 +150,7 @@ class _StepSimulation:
         return Timeline(level.moments)
 
     def _input_stream_bytes(self, chunk: int) -> int:
-        """Count the bytes of the stream between a chunk and the chunk before it. Inside a stage,
-        streams belong to the passes."""
+        """Count a chunk's input stream in bytes. Inside a stage, streams belong to the passes."""
         return self.stream * self.num_tensors[chunk] if 0 < chunk < len(self.chunks) else 0
 
     def _receive(self, action: Action) -> None:
@@ -157,7 +161,7 @@ class _StepSimulation:
         self._drop_sent(sum(self._input_stream_bytes(chunk) for chunk in action.arrived))
 
     def _add_stream(self, size: int) -> None:
-        """Add bytes of streams; without stages there are none."""
+        """Add stream bytes; without stages there are none."""
         if size:
             self.level.add(ACTIVATIONS, size)
 
@@ -185,7 +189,7 @@ class _StepSimulation:
 
     def _backward(self, action: Action, *, last: bool) -> None:
         level, engine, (_, chunk, micro, *_) = self.level, self.engine, action
-        parts = self.chunks[chunk]
+        chunk_parts = self.chunks[chunk]
         self._receive(action)
         output_stream, input_stream = (
             self._input_stream_bytes(chunk + 1),
@@ -196,12 +200,12 @@ class _StepSimulation:
             self.partial_gradients[EMBEDDINGS] = self.stream
         self.pending = Counter(
             segment.gradient
-            for *_, passes in parts
+            for *_, passes in chunk_parts
             for segment in passes.backward
             if segment.gradient
         )
         engine.enter(level, None, backward=True)
-        for name, unit, passes in reversed(parts):
+        for name, unit, passes in reversed(chunk_parts):
             if unit is not None:
                 engine.enter(level, unit, backward=True)
             for segment in passes.backward:
@@ -227,11 +231,11 @@ class _StepSimulation:
     def _complete_gradient(self, name: str, size: int, *, last: bool) -> None:
         """Pass a gradient to the engine once all contributions are added."""
         self.pending[name] -= 1
-        part = ACTIVATIONS if name == EMBEDDINGS else GRADIENTS
+        category = ACTIVATIONS if name == EMBEDDINGS else GRADIENTS
         if self.pending[name] or name == EMBEDDINGS:
             if name not in self.partial_gradients:
                 self.partial_gradients[name] = size
-                self.level.add(part, size)
+                self.level.add(category, size)
             return
-        self.level.add(part, -self.partial_gradients.pop(name, 0))
+        self.level.add(category, -self.partial_gradients.pop(name, 0))
         self.engine.gradient(self.level, name, size, last=last)

@@ -2,7 +2,7 @@
 
 Tracing a large model takes seconds; reading a cached answer does not even need torch. A file is
 named by a hash over the question, the source code behind the answer and torch's version. Its first
-line is the hash of the remaining content. A damaged or unwritable file is no error: the answer is
+line is a hash of the remaining content. A damaged or unwritable file is no error: the answer is
 computed again.
 """
 
@@ -23,7 +23,7 @@ from .pieces import Pass, Passes, PassSegment
 
 T = TypeVar("T")
 PACKAGE = Path(__file__).parents[1]
-"""The answers depend on the source of its modules."""
+"""The answers depend on its modules' source."""
 
 
 def load_or_compute(

@@ -99,7 +99,7 @@ def memory(
         "threads": shape.threads if shape.device == "cpu" else None,
         "engine": engine.engine,
         "layout": asdict(degrees),
-        "state": state_bytes(engine.parts, shards, degrees),
+        "state": state_bytes(engine.state_parts, shards, degrees),
         "step": {unit: step_memory(config, shape, engine, shards, unit) for unit in get_args(Unit)},
         "generation_state": generation_bytes(config, seq_len, precision=precision),
     }
@@ -108,7 +108,7 @@ def memory(
 def step_memory(
     config: ModelConfig, shape: Shape, engine: EngineState, shards: Shards, unit: Unit
 ) -> dict[str, int]:
-    """Count bytes by part at the peak of a step with a single micro-batch."""
+    """Count bytes by category at the peak of a single-micro-batch step."""
     num_layers = len(config.layers)
     passes = model_passes(config, shape, expand_rules(unit, num_layers))
     engine_memory = engine.memory(shards, shape.degrees)

@@ -50,8 +50,7 @@ class Embedding:
     positions: EmbeddingTable | None = None
 
     def __call__(self, ids: Tensor, batch: BatchContext) -> Tensor:
-        """Return u for this rank's part of each sequence, [rows, length / tp, width]; ids [rows,
-        length]."""
+        """Embed ids [rows, length]; return this rank's tokens of u, [rows, length / tp, width]."""
         axis = batch.axes.tensor
         u = look_up_rows(self.tokens, ids, axis)
         if self.positions is not None:
@@ -61,13 +60,13 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Unembedding:
-    """logits = hidden · tableᵀ, and the loss of these logits."""
+    """logits = hidden · tableᵀ, and their loss."""
 
     table: EmbeddingTable
     kernel: Kernel = "auto"
 
     def logits(self, hidden: Tensor, axis: Axis) -> Tensor:
-        """Return logits [rows, length, vocabulary] of this rank's part of the vocabulary; hidden
+        """Return logits [rows, length, vocab_size / tp], this rank's vocabulary shard; hidden
         [rows, length / tp, width]."""
         logits: Tensor = self.table(gather(hidden, axis), F.linear)
         return logits
@@ -75,10 +74,10 @@ class Unembedding:
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ; and, without gradients, per-row sums of the cross entropy and the z-loss
-        [2, rows]; both are this rank's share.
+        """Return Σ w·ℓ; and, without gradients, per-row cross entropy and z-loss sums [2, rows];
+        both are this rank's share.
 
-        The fused kernel never holds all logits; plain torch holds those of one row at a time.
+        The fused kernel never materialises all logits; plain torch holds a row's at a time.
         """
         options: dict[str, Any] = {
             "z_loss": z_loss,
@@ -90,8 +89,8 @@ class Unembedding:
             fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), compute_loss)
             return fused
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
-        totals, parts = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
-        return torch.stack(totals).sum(), torch.stack(parts, dim=1)
+        totals, row_sums = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
+        return torch.stack(totals).sum(), torch.stack(row_sums, dim=1)
 
 
 def look_up_rows(table: EmbeddingTable, ids: Tensor, axis: Axis) -> Tensor:

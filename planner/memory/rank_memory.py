@@ -113,7 +113,7 @@ class RankMemory:
         context axis. The timelines have `every` micro-batch, or as many as the peak needs.
         """
         layout, split = grid.layout, grid.shape.split
-        passes = self.footprints.traces(split, layout.ep, engine.linear).whole(rules)
+        passes = self.footprints.traces(split, layout.ep, engine.linear).trace_model(rules)
         shards = self.shards(split.tp, layout.ep)
         if any(sequence):
             traces = self.footprints.traces(split.context_only, layout.ep, engine.linear)

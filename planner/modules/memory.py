@@ -113,7 +113,7 @@ class ModuleTraces:
         samples = [self.trace_passes(number, rows, rule) for rows in row_counts]
         return fit_passes(row_counts, samples, self.rows)
 
-    def whole(self, rules: Sequence[Rule]) -> ModelPasses:
+    def trace_model(self, rules: Sequence[Rule]) -> ModelPasses:
         layers = [
             rename_gradients(self.layer(number, rule), {"": f"blocks.{number}."})
             for number, rule in enumerate(rules)

@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headrace.console.errors import LayoutError
 from headrace.models.accounting.count import (
+    TRAINING,
     build_meta,
     count_active_parameters,
     count_parameters,
-    forward_flops_per_token,
+    forward_flops,
     matrix_flops,
-    step_flops_per_token,
-    training_flops_per_token,
+    step_flops,
 )
 from headrace.models.accounting.level import EngineMemory, EngineState, Level
 from headrace.models.accounting.memory import generation_bytes, rank_shards
@@ -80,7 +80,7 @@ def counted_by_torch(model: Model, length: int) -> int:
 def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     config = tiny_operator.config
     name = config.layers[0].mixer
-    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    ours = sum(forward_flops(build_meta(config), LENGTH).values()) * ROWS * LENGTH
     theirs = counted_by_torch(tiny_operator, LENGTH)
     operator = tiny_operator.typed_blocks()[0].mixer.operator
     layers = len(config.layers) * ROWS * LENGTH
@@ -117,7 +117,7 @@ def test_whole_models_agree_with_torch(name: str) -> None:
     config = load_model_config(name)
     model = Model(config)
     model.init_weights(0)
-    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    ours = sum(forward_flops(build_meta(config), LENGTH).values()) * ROWS * LENGTH
     assert ours == counted_by_torch(model.eval(), LENGTH)
 
 
@@ -133,7 +133,7 @@ def test_experts_count_the_tokens_they_get() -> None:
     config = build(ModelConfig, data, source="a test")
     model = Model(config)
     model.init_weights(0)
-    ours = sum(forward_flops_per_token(config, LENGTH).values()) * ROWS * LENGTH
+    ours = sum(forward_flops(build_meta(config), LENGTH).values()) * ROWS * LENGTH
     assert ours == counted_by_torch(model, LENGTH)
 
 
@@ -144,16 +144,16 @@ def test_training_is_three_forward_passes() -> None:
     tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model(tokens).sum().backward()
-    ours = training_flops_per_token(config, LENGTH) * ROWS * LENGTH
+    ours = TRAINING * sum(forward_flops(build_meta(config), LENGTH).values()) * ROWS * LENGTH
     assert ours == counter.get_total_flops()
 
 
 def test_generation_costs_less_than_attention_over_everything() -> None:
     config = load_model_config("evo2-7b-8k")
-    step = step_flops_per_token(config, 8192)
-    assert step["attention"] == forward_flops_per_token(config, 8192)["attention"]
-    assert step["li"] < forward_flops_per_token(config, 8192)["li"]
-    assert step["li"] == step_flops_per_token(config, 1_000_000)["li"]
+    step = step_flops(build_meta(config), 8192)
+    assert step["attention"] == forward_flops(build_meta(config), 8192)["attention"]
+    assert step["li"] < forward_flops(build_meta(config), 8192)["li"]
+    assert step["li"] == step_flops(build_meta(config), 1_000_000)["li"]
 
 
 def test_only_matrices_applied_to_tokens_are_counted() -> None:
@@ -245,7 +245,7 @@ def test_active_parameters_are_those_that_a_token_uses() -> None:
     model = build_meta(config)
     unused = 15 * 7 * 3 * 1152 * 3072
     assert count_active_parameters(model) == count_parameters(model) - unused
-    six_n = 6 / training_flops_per_token(config, 2048)
+    six_n = 6 / TRAINING * sum(forward_flops(build_meta(config), 2048).values())
     assert abs(six_n * count_active_parameters(model) - 1) < 0.1
     assert six_n * count_parameters(model) - 1 > 3, "a negative control"
     dense = build_meta(load_model_config("tiny-zamba"))
@@ -262,11 +262,14 @@ def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
 
 def test_the_json_description_is_complete() -> None:
     parts = [StatePart(name="weights", bytes_per_parameter=4)]
-    engine = EngineState(engine="test", device="cpu", parts=parts, memory=partial(Lasting, parts))
+    engine = EngineState(
+        engine="test", device="cpu", state_parts=parts, memory=partial(Lasting, parts)
+    )
     fp32 = PRECISIONS["fp32"]
     config = load_model_config("tiny-hybrid")
     summary = describe(config, 256, engine, precision=fp32, degrees=Degrees())
     assert summary["memory"]["state"] == {"weights": 4 * summary["parameters"]}
     assert summary["parameters"] == sum(summary["parameters_by_part"].values()) == 1_169_736
-    assert summary["training_flops_per_token"] == training_flops_per_token(config, 256)
+    forward = forward_flops(build_meta(config), 256)
+    assert summary["training_flops_per_token"] == TRAINING * sum(forward.values())
     assert set(summary) >= {"memory", "layers", "forward_flops_per_token"}

@@ -108,7 +108,7 @@ def state_memory(job: Job, stage: int) -> list[dict[str, int]]:
     from ...models.accounting.state import state_bytes
 
     state, shards_by_rank = _stage_state(job, stage)
-    return [state_bytes(state.parts, shards, _degrees(job)) for shards in shards_by_rank]
+    return [state_bytes(state.state_parts, shards, _degrees(job)) for shards in shards_by_rank]
 
 
 def _stage_state(job: Job, stage: int) -> tuple[EngineState, list[Shards]]:

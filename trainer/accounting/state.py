@@ -83,7 +83,7 @@ def build_engine_state(
     return EngineState(
         engine=run.engine.describe(),
         device=device,
-        parts=state,
+        state_parts=state,
         linear=run.engine.linear,
         memory=add_watched_masters(memory, state) if run.watch.layers is not None else memory,
     )

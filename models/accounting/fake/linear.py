@@ -9,8 +9,7 @@ products then saves less:
     zero3   b is added in place, which drops the saved product. Inputs are saved after the product:
             the recomputation takes the saved product, which is then freed.
 
-In the backward pass, ZeRO-3 computes the gradient of x before the gradient of W, and returns both
-at once.
+In the backward pass, ZeRO-3 computes dx before dW, and returns both at once.
 """
 
 from __future__ import annotations

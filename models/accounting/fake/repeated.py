@@ -1,8 +1,8 @@
 """Cached operations on fake tensors, several times faster than FakeTensorMode.
 
-Layers repeat a few operations on tensors of a few sizes. FakeTensorMode takes about 175 µs of CPU
-per operation, even for a repeated one; a new tensor with the layout of the first result takes 65.
-For the first view of a size it takes 1,400; a view of the meta tensor is equal.
+Layers repeat a few operations with a few tensor sizes. FakeTensorMode takes about 175 µs CPU per
+operation, even for a repeated one; a new tensor with the first result's layout takes 65. For the
+first view of a size it takes 1,400; a view of the meta tensor is equal.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch._subclasses.fake_tensor import (
 )
 
 NAMESPACES = ("aten", "headrace", "_c10d_functional")
-"""Namespaces of operations whose results depend only on sizes and types of arguments."""
+"""Namespaces whose operations' results depend only on argument sizes and types."""
 
 
 class _ResultLayout(NamedTuple):
-    """Layout of an operation's result."""
+    """An operation's result layout."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -148,7 +148,7 @@ def _create_result(layout: _ResultLayout, mode: FakeTensorMode) -> FakeTensor:
 def _run_view(
     base: FakeTensor, operation: Any, inputs: Sequence[Any], options: dict[str, Any] | None
 ) -> Any:
-    """Return the view or views of a tensor."""
+    """Return a tensor's view or views."""
     with in_kernel_invocation_manager(base.fake_mode):
         result = operation(base, *inputs, **(options or {}))
     if isinstance(result, Tensor):

@@ -1,4 +1,4 @@
-"""Workspace of operations: bytes that an operation allocates and frees before it returns.
+"""Workspace: bytes that an operation allocates and frees before it returns.
 
 No tensor represents them, so a trace cannot see them.
 """
@@ -16,16 +16,15 @@ from ...kernels.choice import requests_kernel
 from ...kernels.linear_cross_entropy import workspace_bytes
 
 SMALLEST_PRODUCT = 16**3
-"""Multiplications of the largest bf16 product that a CPU computes without oneDNN."""
+"""Multiplications in the largest bf16 product that a CPU computes without oneDNN."""
 ROWS, COLUMNS, INNER = 256, 64, 512
-"""Maximal rows, columns and inner elements of a block in a CPU's bf16 product (oneDNN's
-brgemm_matmul for AVX-512)."""
+"""Maximal block size in a CPU's bf16 product (oneDNN's brgemm_matmul for AVX-512)."""
 SUMMED_COLUMNS = 1024
-"""Maximal columns whose sums such a product carries between blocks of inner elements."""
+"""Maximal columns whose sums such a product carries between inner blocks."""
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
-    """Count a chunk of logits and its fp32 sums."""
+    """Count a logits chunk and its fp32 sums."""
     size = hidden.element_size()
     total = workspace_bytes(len(hidden), hidden.shape[1], len(weight), size)
     return total - hidden.nbytes - weight.nbytes
@@ -47,7 +46,7 @@ def _group_result_bytes(x: Tensor, num_elements: int) -> int:
 
 
 def _attention_scratch(q: Tensor, k: Tensor, *_: Any) -> int:
-    """Count the blocks of a CPU's threads in attention: scores, their sums, and the result in fp32.
+    """Count the attention blocks on a CPU's threads: scores, their sums, and the result in fp32.
     bf16 scores are an additional copy."""
     if requests_kernel("auto", q.device):  # as on a GPU
         return 0
@@ -72,8 +71,8 @@ def _attention_block(q: Tensor, k: Tensor) -> tuple[int, int]:
 
 
 def _bf16_product_scratch(a: Tensor, b: Tensor) -> int:
-    """Count the blocks of CPU threads in a bf16 product a [m, k] × b [k, n]: fp32 sums, a packed
-    block of b, and a copy of rows of a if it is column-major, as in a weight's gradient."""
+    """Count the CPU threads' blocks in a bf16 product a [m, k] × b [k, n]: fp32 sums, a packed b
+    block, and a copied row block if a is column-major, as for weight gradients."""
     if a.dtype != torch.bfloat16 or requests_kernel("auto", a.device):
         return 0
     (height, inner), width = a.shape, b.shape[1]

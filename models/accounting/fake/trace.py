@@ -1,8 +1,8 @@
-"""Memory of a computation over time: forward and backward pass on fake tensors.
+"""A computation's memory over time: forward and backward pass on fake tensors.
 
-Nothing is allocated. `trace` runs any function of a tensor (a layer, a head, a foreign torch
-module) under FakeTensorMode, follows every storage from creation to release, and returns both
-passes as `Passes`:
+Nothing is allocated. `trace` runs any tensor function (a layer, a head, a foreign torch module)
+under FakeTensorMode, follows every storage from creation to release, and returns both passes as
+`Passes`:
 
     forward    u is live ─► the result and everything that autograd saves are live
     backward   the result's gradient is live ─► u's gradient is live
@@ -31,7 +31,7 @@ from .scratch import SCRATCH
 
 
 class StorageMeter(TorchDispatchMode):
-    """Follows the storages that operations create: `level` is the sum of the live ones."""
+    """Follows the storages that operations create: `level` is the live bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -90,7 +90,7 @@ class _SegmentRecorder:
         self.meter.peak = self.start
 
     def cut(self, gradient: str = "", *, gradient_bytes: int = 0, pending_bytes: int = 0) -> None:
-        """End a segment. The level includes `gradient_bytes` of the gradient, which the segment
+        """End a segment. The level includes the gradient's `gradient_bytes`, which the segment
         leaves out, and lacks `pending_bytes` that were just freed but still count."""
         level = self.meter.level + pending_bytes - gradient_bytes
         peak = self.meter.peak - self.start
@@ -122,7 +122,7 @@ def _cut_at_gradients(
 
 
 def new_mode() -> FakeTensorMode:
-    """Create a mode for `fake_tensors`. Tensors of different modes cannot be mixed."""
+    """Create a mode for `fake_tensors`. Tensors from different modes cannot be mixed."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -139,7 +139,7 @@ def fake_tensors(dtype: torch.dtype, mode: FakeTensorMode | None = None) -> Iter
 
 
 class _Input(torch.autograd.Function):
-    """Input of a computation: the caller keeps no reference, so autograd decides its lifetime."""
+    """A computation's input: the caller keeps no reference, so autograd decides its lifetime."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, tensors: list[Tensor], gradients: list[Tensor]) -> Tensor:
@@ -153,7 +153,7 @@ class _Input(torch.autograd.Function):
 
 
 class _Output(torch.autograd.Function):
-    """Result of a computation; its upstream gradient comes from outside."""
+    """A computation's result; its upstream gradient comes from outside."""
 
     @staticmethod
     def forward(ctx: Any, result: Tensor) -> Tensor:

@@ -181,7 +181,7 @@ def trace_by_rule(costs: Costs, grid: Grid) -> dict[Rule, ModelPasses]:
     """Return all layers' passes under every rule, in this layout."""
     split, ep, linear = grid.shape.split, grid.layout.ep, grid.engine.linear
     traces = costs.memory.footprints.traces(split, ep, linear)
-    return {rule: traces.whole([rule] * len(costs.trace.layers)) for rule in RULES}
+    return {rule: traces.trace_model([rule] * len(costs.trace.layers)) for rule in RULES}
 
 
 def build_floors(costs: Costs, grid: Grid, activations: MinActivations | None = None) -> Floors:

@@ -124,7 +124,7 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
         monkeypatch.setattr(passes, "_traced_passes", {})
         tracer = Tracer(config, replace(shape, **other))
-        tracer.whole(["none"] * len(config.layers))
+        tracer.trace_model(["none"] * len(config.layers))
         found.append(dict(passes._traced_passes))
     base, *changed = found
     for parts in changed:
@@ -152,7 +152,7 @@ def test_each_layer_needs_a_rule() -> None:
     shape = Shape(rows=1, seq_len=64, precision=PRECISIONS["bf16"], device="cuda")
     for number in (-1, 1):
         with pytest.raises(ValueError, match="argument"):
-            Tracer(config, shape).whole(["none"] * (len(config.layers) + number))
+            Tracer(config, shape).trace_model(["none"] * (len(config.layers) + number))
 
 
 def test_a_second_trace_of_a_ring_equals_the_first() -> None:

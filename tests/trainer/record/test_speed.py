@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.models.accounting.count import build_meta, forward_flops_per_token
+from headrace.models.accounting.count import build_meta, forward_flops
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule, Selective
@@ -19,7 +19,7 @@ def test_recomputed_layers_count_in_hfu_alone() -> None:
         count_speed(MODEL, [64, 128], rules=(rule,) * len(MODEL.layers), peak=1e12)
         for rule in UNITS
     )
-    parts = forward_flops_per_token(MODEL, 128)
+    parts = forward_flops(build_meta(MODEL), 128)
     layers = sum(parts.values()) - parts["head"]
     assert plain.mfu(128, 10) == again.mfu(128, 10) == plain.hfu(128, 10)
     assert again.hfu(128, 10) == pytest.approx((3 * sum(parts.values()) + layers) * 10 / 1e12)
@@ -31,7 +31,7 @@ def test_flops_in_fp8_count_half() -> None:
     config = Fp8Config(smallest=64, ends=1)
     found = list(iterate_matrices(build_meta(MODEL), config))
     narrow = sum(each.flops for each in found if each.reason is None)
-    total = 3 * sum(forward_flops_per_token(MODEL, 128).values())
+    total = 3 * sum(forward_flops(build_meta(MODEL), 128).values())
     save: Rule = Selective(save=("matmul",))
     for rule, again in (("none", 0), (save, 0), ("operator", 1)):
         rules: tuple[Rule, ...] = (rule,) * len(MODEL.layers)
