@@ -46,7 +46,7 @@ def main() -> None:
         apart, together = [], []
         for _ in range(given.repeats):  # in turns: both meet the same load of the machine
             together.append(step(model, tokens, None))
-            apart.append(step(model, tokens, Documents.from_cu_seqlens(cu_seqlens, shape)))
+            apart.append(step(model, tokens, Documents.build(cu_seqlens, shape)))
         ratio = statistics.median(apart) / statistics.median(together)
         print(
             f"isolation, {pattern}: {ratio:.2f}x the step without"

@@ -316,7 +316,7 @@ def overhead(model: str) -> list[str]:
     def plain(engine: Any) -> None:
         losses = []
         for place, batch in enumerate(rows):
-            documents = Documents.from_cu_seqlens(batch.cu_seqlens, (1, LENGTH))
+            documents = Documents.build(batch.cu_seqlens, (1, LENGTH))
             sums = engine(*batch[:3], documents)
             losses.append(sums.rows)
             engine.backward(sums.total / 7.0, last=place == number - 1)

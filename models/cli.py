@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
-    """An option that takes a number of at least 1."""
+    """Add an option that takes a positive integer."""
     return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=help)
 
 
@@ -72,7 +72,7 @@ def list_models(as_json: bool) -> None:
 
 
 def _parameters(config: ModelConfig) -> int:
-    """Return the parameters of a model. They are stored: torch is imported once for each model."""
+    """Return the cached parameter count; only the first call for a model imports torch."""
     from .accounting.stored import load_or_compute
 
     def count() -> int:
@@ -84,23 +84,23 @@ def _parameters(config: ModelConfig) -> int:
 
 
 def keys() -> Iterator[str]:
-    """Yield the paths of a model's keys."""
+    """Yield all key paths in a model file."""
     from ..console.config import key_paths
     from .config.config import ModelConfig
 
     return key_paths(ModelConfig)
 
 
-def _model_of(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
-    """Return the model of a name, of a YAML file, or of a folder."""
+def _load_model(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
+    """Load a shipped model by name, a YAML file, or a model folder."""
     from ..console import config as reader
     from .config.config import ModelConfig, list_shipped_models, load_model_config
 
     folder = Path(name_or_file)
     if name_or_file in list_shipped_models() or not folder.is_dir():
         return load_model_config(name_or_file, overrides)
-    if (own := folder / "model.yaml").is_file():
-        return load_model_config(own, overrides)
+    if (model_file := folder / "model.yaml").is_file():
+        return load_model_config(model_file, overrides)
     from .conversion.folders import read_model
 
     data = reader.apply_overrides(reader.plain(read_model(folder)[0]), overrides)
@@ -189,7 +189,7 @@ def show_model(
         raise click.UsageError(
             "use the command `headrace models show`: this entry point cannot list engine state"
         )
-    config = _model_of(name_or_file, overrides)
+    config = _load_model(name_or_file, overrides)
     degrees, number_format = Degrees(dp=dp, tp=tp, cp=cp, ep=ep), PRECISIONS[precision]
     if fp8 and number_format.fp8 is None:
         raise click.UsageError("--fp8 needs --precision fp8")

@@ -1,9 +1,8 @@
-"""Packed rows: the documents of each row, and the layouts in which operators isolate them.
+"""Packed rows: document boundaries, and the layouts in which operators isolate documents.
 
-Everything follows from one tensor: for each token, the number of tokens of its document before it.
-A token sees j steps back if its position is at least j. This also holds if a row is a part of a
-longer sequence (its first position is then not zero), as under context parallelism and in
-generation.
+Everything follows from a single tensor, the tokens' positions in their documents. A token sees j
+steps back if its position is at least j. This also holds if a row continues a longer sequence (its
+first position is then not zero), as under context parallelism and in generation.
 
     row        a a a a b b c c c c c        three documents
     positions  0 1 2 3 0 1 0 1 2 3 4
@@ -27,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a batch of rows; layouts are built once and kept."""
+    """A batch's documents; layouts are built once and cached."""
 
     positions: Tensor
-    """int64 [rows, length]: number of tokens of its document before each token."""
-    whole: Documents | None = field(default=None, repr=False, compare=False)
-    """Documents of the whole rows, if these are those of one rank's part (context parallelism)."""
+    """int64 [rows, length]: each token's position in its document."""
+    full_rows: Documents | None = field(default=None, repr=False, compare=False)
+    """Documents in full rows, if these cover a rank's local tokens only (context parallelism)."""
     host: Documents | None = field(default=None, repr=False, compare=False)
     """Copy in host memory, if these are on a GPU: sizes are computed there, without waiting for the
     GPU."""
@@ -40,10 +39,10 @@ class Documents:
     _layouts: dict[int, Aligned] = field(default_factory=dict, repr=False, compare=False)
     _buckets: list[Buckets] = field(default_factory=list, repr=False, compare=False)
     _spans: list[Spans] = field(default_factory=list, repr=False, compare=False)
-    _others: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    _derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
+    def build(cls, cu_seqlens: Tensor, shape: tuple[int, int]) -> Documents:
         """Build from the boundaries in the flattened rows; every row start is a boundary too.
 
         `cu_seqlens` is 0, …, rows·length; repeated values (padding to a fixed size) are allowed.
@@ -64,8 +63,8 @@ class Documents:
         """True if a document begins inside a row. Read it in host memory."""
         return bool((self.positions[:, 1:] == 0).any())
 
-    def part(self, axis: Axis) -> Documents:
-        """Documents of this rank's part of the rows, under context parallelism."""
+    def shard(self, axis: Axis) -> Documents:
+        """Select this rank's tokens in each row, under context parallelism."""
         if axis.size == 1:
             return self
         return Documents(self.positions[:, axis.part(self.positions.shape[1])], self)
@@ -74,12 +73,12 @@ class Documents:
         """Copy to a device."""
         if self.positions.device == device:
             return self
-        whole = None if self.whole is None else self.whole.to(device)
-        return Documents(moved(self.positions, device), whole, self)
+        full_rows = None if self.full_rows is None else self.full_rows.to(device)
+        return Documents(copy_async(self.positions, device), full_rows, self)
 
     @property
     def index(self) -> Tensor:
-        """int64 [rows, length]: number of the document in the batch."""
+        """int64 [rows, length]: the token's document, counted through the batch."""
         starts = self.segment_starts().flatten()
         return (starts.cumsum(0) - 1).view_as(self.positions)
 
@@ -89,11 +88,10 @@ class Documents:
         starts[:, 0] = True
         return starts
 
-    def lengthened(self, before: int) -> Documents:
-        """Documents with `before` tokens of history in front of each row.
+    def prepend_history(self, before: int) -> Documents:
+        """Prepend `before` history tokens to each row.
 
-        Positions are negative before the start of the first document: the history must be zero
-        there.
+        Positions before the first document are negative: the history must be zero there.
         """
         if before in self._longer:
             return self._longer[before]
@@ -111,7 +109,7 @@ class Documents:
         return self._buckets[0]
 
     def spans(self, *, compiled: bool = False) -> Spans:
-        """Ends of the documents, for attention that keeps them apart by itself."""
+        """Return the documents' ends, for attention kernels that isolate documents."""
         if not self._spans:
             built = Spans.build(self.host or self, compiled=compiled)
             built = built.to(self.positions.device)
@@ -120,12 +118,12 @@ class Documents:
             self._spans.append(built)
         return self._spans[0]
 
-    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
-        """Return a layout of another module, which `build` derives from documents in host memory;
-        it is built once for each key."""
-        if key not in self._others:
-            self._others[key] = build(self.host or self)
-        layout: T = self._others[key]
+    def get_or_build(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+        """Return another module's layout, which `build` derives from documents in host memory, once
+        per key."""
+        if key not in self._derived:
+            self._derived[key] = build(self.host or self)
+        layout: T = self._derived[key]
         return layout
 
     def prepare(
@@ -138,10 +136,10 @@ class Documents:
         for chunk in chunks:
             self.aligned(chunk, compiled=compiled)
         if spans:  # under context parallelism, attention is over whole rows
-            (self.whole or self).spans(compiled=compiled)
+            (self.full_rows or self).spans(compiled=compiled)
 
     def aligned(self, chunk: int, *, compiled: bool = False) -> Aligned:
-        """Layout in which each document begins at a multiple of `chunk`."""
+        """Return the layout in which every document begins at a multiple of `chunk`."""
         if chunk not in self._layouts:
             built = Aligned.build(self.host or self, chunk, compiled=compiled)
             self._layouts[chunk] = built.to(self.positions.device)
@@ -149,15 +147,15 @@ class Documents:
 
 
 def check_cu_seqlens(cu_seqlens: Tensor, shape: tuple[int, int]) -> None:
-    """Raise ConfigError unless these are boundaries of documents in rows of this shape."""
+    """Raise ConfigError unless these are document boundaries in rows with this shape."""
     rows, length = shape
     total = rows * length
     problems = []
     if min(rows, length) < 1:
         problems.append(f"the rows are {rows} × {length}: at least one row of one token is needed")
     elif cu_seqlens.dim() != 1 or cu_seqlens.is_floating_point() or not len(cu_seqlens):
-        what = f"{tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}"
-        problems.append(f"it must be one dimension of integers, not {what}")
+        actual = f"{tuple(cu_seqlens.shape)} of {cu_seqlens.dtype}"
+        problems.append(f"it must be one dimension of integers, not {actual}")
     else:
         first, last = int(cu_seqlens[0]), int(cu_seqlens[-1])
         falls = (cu_seqlens.diff() < 0).nonzero().flatten()
@@ -172,7 +170,7 @@ def check_cu_seqlens(cu_seqlens: Tensor, shape: tuple[int, int]) -> None:
     if problems:
         raise ConfigError(
             "cu_seqlens",
-            [ConfigProblem("", what) for what in problems],
+            [ConfigProblem("", problem) for problem in problems],
             hint="pass the ends of the documents in the flattened rows, from 0 to rows · length",
         )
 
@@ -181,19 +179,19 @@ def check_cu_seqlens(cu_seqlens: Tensor, shape: tuple[int, int]) -> None:
 class Aligned:
     """Rows spread out so that no chunk holds two documents.
 
-    The cost is less than one chunk of padding for each document, and at most a sixteenth more, so
-    that the number of chunks takes few values. (In a compiled model at most a quarter more, or
-    twice the padding, so that it takes at most nine values with chunks of 32.) A chunk is either
-    the first of its document, and no state enters it, or it continues the chunk before.
+    Padding is less than a chunk per document, plus at most a sixteenth, so that the number of
+    chunks takes few values. (In a compiled model plus at most a quarter, or twice the padding, so
+    that it takes at most nine values with 32-token chunks.) A chunk either begins its document, and
+    no state enters it, or continues the previous chunk.
     """
 
     chunk: int
     source: Tensor
-    """int64 [rows, chunks · chunk]: source column of each position; `length` means padding."""
+    """int64 [rows, chunks · chunk]: each position's source column; `length` means padding."""
     place: Tensor
-    """int64 [rows, length]: position of each column."""
+    """int64 [rows, length]: each column's position."""
     continues: Tensor
-    """bool [rows, chunks]: True if the chunk continues the document of the chunk before."""
+    """bool [rows, chunks]: True if the chunk continues the previous chunk's document."""
 
     @classmethod
     def build(cls, documents: Documents, chunk: int, *, compiled: bool = False) -> Aligned:
@@ -221,7 +219,7 @@ class Aligned:
 
     def to(self, device: torch.device) -> Aligned:
         tensors = (self.source, self.place, self.continues)
-        return Aligned(self.chunk, *(moved(tensor, device) for tensor in tensors))
+        return Aligned(self.chunk, *(copy_async(tensor, device) for tensor in tensors))
 
     def spread(self, x: Tensor) -> Tensor:
         """[rows, length, width] → [rows, chunks, chunk, width]; padding is zero."""
@@ -238,17 +236,17 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Buckets:
-    """Each document in its own row; a bucket holds documents of similar length.
+    """One row per document; a bucket holds documents with similar lengths.
 
-    Documents with lengths in (2ⁿ⁻¹, 2ⁿ] share a bucket. Its rows are as long as the longest,
-    rounded up by at most an eighth of 2ⁿ: sizes whose transforms are fast.
+    Documents with lengths in (2ⁿ⁻¹, 2ⁿ] share a bucket. Its rows are as long as the longest
+    document, rounded up by at most 2ⁿ/8: sizes with fast transforms.
     """
 
     sources: list[Tensor]
     """For each bucket int64 [documents, size]: indices into the flattened rows; rows·length means
     padding."""
     place: Tensor
-    """int64 [rows · length]: position of each token in the concatenated buckets."""
+    """int64 [rows · length]: the token's position in the concatenated buckets."""
 
     @classmethod
     def build(cls, documents: Documents) -> Buckets:
@@ -274,8 +272,8 @@ class Buckets:
         return cls(sources, place[:-1])
 
     def to(self, device: torch.device) -> Buckets:
-        sources = [moved(source, device) for source in self.sources]
-        return Buckets(sources, moved(self.place, device))
+        sources = [copy_async(source, device) for source in self.sources]
+        return Buckets(sources, copy_async(self.place, device))
 
     def spread(self, x: Tensor) -> list[Tensor]:
         """[rows, length, …] → [documents, size, …] for each bucket; padding is zero."""
@@ -284,21 +282,21 @@ class Buckets:
         return [padded[source] for source in self.sources]
 
     def collect(self, buckets: list[Tensor], rows: int) -> Tensor:
-        """The reverse of `spread`."""
+        """Reverse `spread`."""
         flat = torch.cat([bucket.flatten(0, 1) for bucket in buckets])
-        whole: Tensor = flat[self.place].unflatten(0, (rows, -1))
-        return whole
+        tokens: Tensor = flat[self.place].unflatten(0, (rows, -1))
+        return tokens
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Documents as ranges of the flattened rows."""
+    """Documents as ranges in the flattened rows."""
 
     ends: Tensor
-    """int32 [documents + 1]: 0, and the end of each document."""
+    """int32 [documents + 1]: 0, then every document's end."""
     longest: int
-    """Upper bound of the tokens of a document, a power of two. In a compiled model it is at least
-    an eighth of the row: each value has its own graphs."""
+    """Upper bound on document lengths, a power of two. In a compiled model it is at least length/8:
+    each value has its own graphs."""
 
     @classmethod
     def build(cls, documents: Documents, *, compiled: bool = False) -> Spans:
@@ -312,11 +310,11 @@ class Spans:
         return cls(ends.int(), power_of_two(longest))
 
     def to(self, device: torch.device) -> Spans:
-        return Spans(moved(self.ends, device), self.longest)
+        return Spans(copy_async(self.ends, device), self.longest)
 
 
 def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Aligned:
-    """Layout of rows of one document each."""
+    """Return the layout for rows that hold a single document."""
     chunks = -(-length // chunk)
     column = torch.arange(chunks * chunk, device=device).clamp(max=length)
     # The first chunk too: it may continue a state from before the row.
@@ -330,11 +328,11 @@ def plain_layout(rows: int, length: int, chunk: int, device: torch.device) -> Al
 
 
 def power_of_two(number: int) -> int:
-    """Return the smallest power of two that is at least `number`."""
+    """Round up to a power of two."""
     return 1 << (number - 1).bit_length()
 
 
-def moved(x: Tensor, device: torch.device) -> Tensor:
+def copy_async(x: Tensor, device: torch.device) -> Tensor:
     """Copy x to a device; copies to a GPU are asynchronous."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)

@@ -56,7 +56,7 @@ def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def packed(sizes: Sizes) -> Callable[..., Tensor]:
     """Return attention within packed documents, as the operator computes it on CUDA."""
     ends = torch.tensor(sizes.boundaries(True, 0), dtype=torch.int32)
-    documents = Documents.from_cu_seqlens(ends, (1, sizes.tokens)).to(torch.device(sizes.device))
+    documents = Documents.build(ends, (1, sizes.tokens)).to(torch.device(sizes.device))
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if sizes.dry:  # it has no CPU form

@@ -56,7 +56,7 @@ def take_step(sizes: Sizes, line: Line) -> Step:
     row = torch.randint(model.vocab_size, (1, tokens + 1), generator=generator)
     ends = [end for end in sizes.boundaries(True, 0) if end < tokens]
     cuts = torch.tensor([*ends, tokens], dtype=torch.int32)
-    documents = Documents.from_cu_seqlens(cuts, (1, tokens)).to(engine.device)
+    documents = Documents.build(cuts, (1, tokens)).to(engine.device)
     row, weights = row.to(engine.device), torch.ones(1, tokens, device=engine.device)
     with order_attention(make_job(line, sizes).run):
         sums = engine(row[:, :-1], row[:, 1:], weights, documents)

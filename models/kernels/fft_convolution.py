@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..documents import moved
+from ..documents import copy_async
 from .op import op
 
 MAX_NUMBERS = 1 << 26
@@ -236,8 +236,8 @@ def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Itera
         size = _round_up(max_length + min(max_length, taps.shape[1]) - 1, multiple=2)
         max_channels = MAX_NUMBERS // (num_transforms * size)
         channels_per_batch = max(CHANNELS, max_channels // CHANNELS * CHANNELS)
-        document_begins = moved(begins[selected], y.device)
-        document_lengths = moved(lengths[selected], y.device)
+        document_begins = copy_async(begins[selected], y.device)
+        document_lengths = copy_async(lengths[selected], y.device)
         for start in range(0, width, channels_per_batch):
             yield TransformBatch(
                 document_begins,

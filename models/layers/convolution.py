@@ -1,11 +1,11 @@
 """Causal depthwise convolutions: y_t = Σ_j h[j] · x[t−j], separately for each document.
 
-Filters are in the order of this formula: h[0] multiplies the present token. (The correlation order
-of the papers is the reverse.) A filter has `groups` rows, each shared by contiguous channels.
-Three forms give the same result:
+Filters are in this formula's order: h[0] multiplies the present token. (The papers' correlation
+order is the reverse.) A filter has `groups` rows, each shared by contiguous channels. Three forms
+give the same result:
 
     direct     a product and a sum for each tap; short filters
-    toeplitz   chunks of the input times blocks of the filter's Toeplitz matrix; medium filters
+    toeplitz   input chunks times blocks of the filter's Toeplitz matrix; medium filters
     fft        zero-padded to twice the length; filters as long as the row
 
 `history` holds the inputs before the row: the halo under context parallelism, or the previous
@@ -47,7 +47,7 @@ def causal_convolution(
         assert history.shape[1] == num_before, "the history is K−1 tokens long"
         history = widen(history)
         if documents is not None:
-            documents = documents.lengthened(num_before)
+            documents = documents.prepend_history(num_before)
             history = history * (documents.positions[:, :num_before] >= 0).unsqueeze(-1)
         x = torch.cat([history, x], dim=1)
     form = choose_form(reach, x.shape[1], outputs=length) if method == "auto" else method
@@ -56,7 +56,7 @@ def causal_convolution(
 
 
 def choose_form(reach: int, length: int, *, outputs: int) -> Method:
-    """Choose the form by the filter's length and the number of outputs."""
+    """Choose the form by filter length and number of outputs."""
     if reach <= DIRECT_TAPS or outputs * 4 <= reach:
         return "direct"
     return "toeplitz" if min(reach, length) <= TOEPLITZ_TAPS else "fft"
@@ -66,8 +66,8 @@ def convolution_flops(reach: int, length: int, method: Method = "auto") -> float
     """Return FLOPs per token and channel in the chosen form, without the filter's own transform,
     which is computed once a batch.
 
-    A real transform of n numbers counts 2.5·n·log₂n; there are two of twice the length, and a
-    complex product (6) for every second one of their entries.
+    A real transform over n numbers counts 2.5·n·log₂n; there are two with twice the length, and a
+    complex product (6) for every second entry.
     """
     form = choose_form(reach, length, outputs=length) if method == "auto" else method
     if form == "direct":
@@ -86,8 +86,8 @@ def convolution_chunks(reach: int, length: int, method: Method = "auto") -> set[
 
 
 def untraced(reach: int, method: Method, ranks: int) -> str | None:
-    """Return the part that torch.compile cannot trace in the chosen form, or None: a layout of
-    packed rows that is built within the pass. `ranks` is the number of context-parallel ranks."""
+    """Return the part that torch.compile cannot trace in the chosen form, or None: a packed layout
+    that is built within the pass. `ranks` counts the context-parallel ranks."""
     form = choose_form(reach, reach, outputs=reach) if method == "auto" else method
     if form == "fft":
         return "FFTs of packed rows in plain torch"
@@ -97,8 +97,8 @@ def untraced(reach: int, method: Method, ranks: int) -> str | None:
 
 
 def direct(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> Tensor:
-    """Return the last `outputs` tokens of y [rows, length, width], a product and a sum for each
-    tap. taps [groups, K]."""
+    """Compute y [rows, length, width] for its last `outputs` tokens, a product and a sum per tap;
+    taps [groups, K]."""
     length, width = x.shape[1:]
     num_taps = taps.shape[1]
     filters = taps.repeat_interleave(width // taps.shape[0], dim=0)
@@ -153,7 +153,7 @@ def toeplitz(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int)
 
 
 def toeplitz_passes(reach: int, chunk: int, chunks: int) -> int:
-    """Return the number of input chunks that a chunk of outputs depends on, with the same chunk."""
+    """Count the input chunks that an output chunk depends on, including its own."""
     return min(-(-(reach - 1) // chunk), chunks - 1) + 1
 
 
@@ -168,7 +168,7 @@ def fft(x: Tensor, taps: Tensor, documents: Documents | None, outputs: int) -> T
 
 
 def fft_rows(x: Tensor, taps: Tensor) -> Tensor:
-    """Convolve rows of one document: x [rows, length, width], taps [groups, K]."""
+    """Convolve single-document rows: x [rows, length, width], taps [groups, K]."""
     length = x.shape[1]
     taps = taps[:, :length]
     size = 2 * length

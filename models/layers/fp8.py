@@ -1,4 +1,4 @@
-"""Products with a matrix in FP8: y = x·Wᵀ, with a scale for each row of x and of W.
+"""FP8 matrix products y = x·Wᵀ, with a scale per row in x and W.
 
     Q(x) = q·s,  q = e4m3(x / s),  s the smallest power of two with |x| / s ≤ 464 in the whole row
 
@@ -7,11 +7,11 @@
     dW = dYᵀ·x                   in the compute precision, from x as it was
 
 464 rounds to 448, the largest number of e4m3. Scales are powers of two: x / s and q·s are exact, so
-bf16 represents Q(x), and the twin of the whole op is a product of rounded tensors. Q(Q(x)) has the
-values and the scales of Q(x). W is quantized once for both products. No scale outlives its product:
+bf16 represents Q(x), and the op's torch twin multiplies rounded tensors. Q(Q(x)) has the same
+values and scales as Q(x). W is quantized once for both products. No scale outlives its product:
 there is no state.
 
-Where ranks share a row, its scale is that of the whole row.
+Where ranks share a row, its scale covers the whole row.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from ..parallel.groups import find_axis
 from ..parallel.tensor import reduce_max
 
 MULTIPLE = 16
-"""Rows and columns of a matrix in FP8 are multiples of it, as matrix units need."""
+"""Row and column counts of FP8 matrices are multiples of it, as matrix units need."""
 
 
 def row_scales(maxima: Tensor) -> Tensor:
-    """Return, for maxima [..., 1], the smallest power of two s ≥ 2⁻¹²⁶ with maximum / s ≤ 464."""
+    """Return the smallest powers of two s ≥ 2⁻¹²⁶ with maximum / s ≤ 464, for maxima [..., 1]."""
     # 464 = 1.8125 · 2⁸: a mantissa above .8125 carries into the exponent.
     bits = ((maxima.float().view(torch.int32) + 0x17FFFF) & 0x7F800000) - (8 << 23)
     return bits.clamp(min=1 << 23).view(torch.float32)
 
 
 def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quantized:
-    """Return Q(x · gains) for x [..., width], gains [width]. The ranks of `axis` share the rows."""
+    """Return Q(x · gains) for x [..., width], gains [width]. Ranks on `axis` share the rows."""
     maxima = None
     if axis.size > 1:
         maxima = reduce_max(row_maxima(x if gains is None else x * gains), axis)
@@ -51,15 +51,14 @@ def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quan
 
 
 def plain(x: Tensor, gains: Tensor | None, maxima: Tensor | None) -> Quantized:
-    """Reference implementation of the kernel in torch: x [..., width], gains [width], maxima [...,
-    1]."""
+    """Torch twin of the kernel: x [..., width], gains [width], maxima [..., 1]."""
     x = x if gains is None else x * gains
     scales = row_scales(row_maxima(x) if maxima is None else maxima)
     return Quantized((x.float() / scales).to(E4M3), scales)
 
 
 def row_maxima(x: Tensor) -> Tensor:
-    """Return max |x| of each row, fp32 [..., 1]."""
+    """Return per-row max |x|, fp32 [..., 1]."""
     return x.abs().amax(dim=-1, keepdim=True).float()
 
 
@@ -98,8 +97,8 @@ def fp8_linear(
     input_axis: str,
     output_axis: str,
 ) -> Tensor:
-    """Return x·Wᵀ + bias [..., out] for x [..., in] and W [out, in], of which the first
-    `num_fp8_rows` rows are rounded to FP8.
+    """Return x·Wᵀ + bias [..., out] for x [..., in] and W [out, in], whose first `num_fp8_rows`
+    rows are rounded to FP8.
 
     `values` [..., in] and `scales` [..., 1] are Q(x), if a kernel has stored it. `input_axis` names
     the axis that shards the inputs, `output_axis` the axis that shards the outputs; one or both are
@@ -129,7 +128,7 @@ def _(x: Tensor, values: Any, scales: Any, weight: Tensor, *_: Any) -> Tensor:
 def _backward(
     dy: Tensor, weight: Tensor, num_fp8_rows: int, input_axis: str, output_axis: str
 ) -> Tensor:
-    """Return the gradient of x [..., in] for dy [..., out]."""
+    """Return dx [..., in] from dy [..., out]."""
     flat = dy.flatten(0, -2)
     b = quantize(weight[:num_fp8_rows], find_axis(input_axis))
     a = quantize(

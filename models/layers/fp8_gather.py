@@ -1,10 +1,10 @@
-"""A matrix that FSDP2 gathers in FP8: half the bytes of bf16.
+"""Matrices that FSDP2 gathers in FP8: half as many bytes as bf16.
 
 Each rank rounds its rows as the products will (fp8.py), and sends their values, as bytes, and their
-scales. The whole matrix comes back in the compute precision. Rounding twice changes nothing, so the
-products are those of a gather in bf16, to the bit.
+scales. The whole matrix comes back in the compute precision. Rounding twice changes nothing, so
+products are equal to the bit to those after a bf16 gather.
 
-torch calls these hooks of a sharded tensor (`fsdp_pre_all_gather`, `fsdp_post_all_gather`).
+torch calls these hooks on a sharded tensor (`fsdp_pre_all_gather`, `fsdp_post_all_gather`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .linear import OutputLinear, SplitLinear
 
 
 def gather_matrices(model: nn.Module) -> None:
-    """Gather in FP8 the sharded matrices of a model that the products round anyway: those whose
-    rows are whole on a rank, all in FP8, and equally many on each of the ranks that share them."""
+    """Gather a model's sharded matrices in FP8 where the products round them anyway: rows are whole
+    on a rank, all in FP8, and equally many on all ranks that share the matrix."""
     for module in model.modules():
         weight: Any = module._parameters.get("weight")
         if weight is None:  # no matrix, or a frozen one, which is whole on each rank

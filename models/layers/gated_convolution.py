@@ -89,7 +89,7 @@ def plain(
     history: Tensor | None = None,
     method: Method = "auto",
 ) -> Tensor:
-    """Reference implementation of the kernels in torch; shapes as in `gated_convolution`."""
+    """Torch twin of the kernels; shapes as in `gated_convolution`."""
     w = gated_input(x) if gated else x
     y = causal_convolution(w, taps, documents, history=history, method=method)
     if bias is not None:

@@ -61,7 +61,7 @@ def plain(
     axis: Axis = ALONE,
     chunk: int = 32,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation of the kernel in torch; shapes as in `gated_scan`."""
+    """Torch twin of the kernel; shapes as in `gated_scan`."""
     y, final = selective_scan(
         widen(x),
         F.softplus(widen(dt) + widen(bias)),

@@ -1,11 +1,11 @@
-"""Grouped matrix products for experts: each group of rows is multiplied by its own matrix.
+"""Grouped matrix products for experts: each row group is multiplied by its own matrix.
 
-On CUDA in bf16 a product is one launch of torch's `grouped_mm`, which reads the ends of the groups
-on the device. Elsewhere it is a loop over the groups, which needs the ends in host memory:
-`group_ends` copies them there once for all products of a layer.
+On CUDA in bf16 a product is a single launch, torch's `grouped_mm`, which reads the group ends on
+the device. Elsewhere it loops over the groups, which needs the ends in host memory: `group_ends`
+copies them there once for all products in a layer.
 
-The number of rows of a group is data, which compilers and fake tensors cannot know. The product is
-therefore one custom op: the shapes of its results follow from the shapes of its inputs.
+A group's row count is data, which compilers and fake tensors cannot know. The product is therefore
+a custom op: result shapes follow from input shapes.
 
 Under autocast the product rounds its inputs as torch's matrix products do.
 """
@@ -26,7 +26,7 @@ from torch.utils.flop_counter import register_flop_formula
 DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
 """A loop on a GPU has as many launches as groups with rows, so CUDA graphs must leave it out."""
 ALIGNMENT = 8
-"""`grouped_mm` needs rows of matrices that are multiples of 16 bytes."""
+"""`grouped_mm` needs matrix rows in multiples of 16 bytes."""
 FAST_CAPABILITIES = (9, 10)
 """Major compute capabilities for which torch's `grouped_mm` is one launch."""
 
@@ -34,11 +34,11 @@ FAST_CAPABILITIES = (9, 10)
 def group_ends(
     counts: Tensor, x: Tensor, *weights: Tensor, on_host: Tensor | None = None
 ) -> Tensor:
-    """Return the end row of each group, int32 [groups], on the device where the products of x with
-    `weights` read it.
+    """Return end rows by group, int32 [groups], on the device where products of x with `weights`
+    read them.
 
-    counts int64 [groups] are the rows of each group. `on_host` holds the same in host memory, if
-    the caller has read them; otherwise the host waits here for the device if a product is a loop.
+    counts int64 [groups] are row counts. `on_host` holds the same in host memory, if the caller has
+    read them; otherwise the host waits here for the device if a product is a loop.
     """
     problem = single_launch_problem(x, *weights)
     if problem is not None:
@@ -50,7 +50,7 @@ def group_ends(
 
 
 def single_launch_problem(x: Tensor, *weights: Tensor) -> str | None:
-    """Return why a product of x [rows, in] with weights [groups, out, in] is a loop, or None."""
+    """Return why the product x [rows, in] · weights [groups, out, in] is a loop, or None."""
     device = x.device
     if device.type != "cuda":
         return f"the tensors are on {device.type}"
@@ -70,8 +70,8 @@ def single_launch_problem(x: Tensor, *weights: Tensor) -> str | None:
 
 
 def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """Return x·Wᵀ [rows, out], with each row's group of weights [groups, out, in]. x [rows, in] is
-    sorted by group; `ends` comes from `group_ends`."""
+    """Return x·Wᵀ [rows, out], where W is the row's group in weights [groups, out, in]. x
+    [rows, in] is sorted by group; `ends` comes from `group_ends`."""
     half = _autocast_dtype(x.device.type)
     if half is not None:
         x, weights = x.to(half), weights.to(half)
@@ -87,8 +87,8 @@ def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 
 @torch.library.custom_op("headrace::grouped_outer", mutates_args=(), tags=DYNAMIC_TAGS)
 def grouped_outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Return Σ y⊗x over the rows of each group, [groups, out, in], for y [rows, out] and x [rows,
-    in]; zeros for an empty group."""
+    """Return per-group sums Σ y⊗x, [groups, out, in], for y [rows, out] and x [rows, in]; zeros for
+    an empty group."""
     multiply = outer_in_one_launch if ends.device.type == "cuda" else outer_by_group
     return multiply(y, x, ends)
 
@@ -118,7 +118,7 @@ def outer_in_one_launch(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def leaves_garbage(device: torch.device) -> bool:
-    """Return True if grouped_mm does not write the products of empty groups: on Blackwell (pytorch
+    """Return True if grouped_mm leaves empty groups' products unwritten: on Blackwell (pytorch
     issue 172439)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
 
@@ -129,7 +129,7 @@ def outer_by_group(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 
 
 def _groups(ends: Tensor) -> Iterator[slice]:
-    """Yield the rows of each group."""
+    """Yield the groups' row slices."""
     for begin, end in pairwise([0, *ends.tolist()]):
         yield slice(begin, end)
 

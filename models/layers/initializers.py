@@ -1,8 +1,8 @@
 """Initial weights: as published, from a seed, equal in every layout and on every device.
 
 Each tensor has its own generator, seeded by the run's seed and the tensor's logical name. Modules
-register an initial distribution for each of their parameters. Numbers are drawn one whole tensor
-at a time, when the tensor is read, so that a rank of a sharded model never holds the whole model.
+register an initial distribution per parameter. Whole tensors are drawn when they are read, so that
+a rank with a sharded model never holds the whole model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Initializer = Callable[[torch.Generator], Tensor]
 
 
 class Initializers:
-    """The initial distribution of each parameter of a model that is not sharded."""
+    """Initial distributions by parameter, for an unsharded model."""
 
     def __init__(
         self, root: nn.Module, config: InitConfig, *, width: int, layers: int, branches: int
@@ -38,7 +38,7 @@ class Initializers:
         self.functions: dict[str, Initializer] = {}
 
     def draw(self, parameter_name: str, seed: int) -> Tensor:
-        """Draw the initial value of a parameter."""
+        """Draw a parameter's initial value."""
         digest = hashlib.blake2b(f"{seed}/{parameter_name}".encode(), digest_size=8).digest()
         return self.functions[parameter_name](
             torch.Generator().manual_seed(int.from_bytes(digest, "little"))

@@ -1,4 +1,4 @@
-"""Projections at the two ends of an operator: several named ones of one input, and the output.
+"""Projections at an operator's two ends: named ones from a shared input, and the output.
 
 `models/transforms/fp8.py` chooses those whose products run in FP8.
 """
@@ -22,13 +22,13 @@ from .fp8 import fp8_linear
 class SplitLinear(nn.Module):
     """Returns one tensor for each part: `q, k, v = SplitLinear(d, {"q": d, "k": d, "v": d})(x)`.
 
-    `parts` names the rows of the weight, so that tensor parallelism can shard each part
-    separately and conversion can extract it. The parts `wide`, the last ones, never run in FP8.
+    `parts` names the rows of the weight, so that tensor parallelism can shard every part separately
+    and conversion can extract it. The parts `wide`, the last ones, never run in FP8.
     """
 
     fp8: bool = False
     axis: str = ""
-    """Name of the tensor-parallel axis, whose ranks share the outputs."""
+    """Tensor-parallel axis name; its ranks share the outputs."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class SplitLinear(nn.Module):
         joined: bool = False,
         sizes: Sequence[int] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Map x [..., width] to one tensor [..., part] for each part; `joined` returns them
+        """Map x [..., width] to a tensor [..., part size] per part; `joined` returns them
         concatenated, for kernels that take them so.
 
-        `stored` is x in FP8, if a kernel stored it; `sizes` overrides the widths of the returned
-        tensors. (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
+        `stored` is x in FP8, if a kernel stored it; `sizes` overrides the returned tensors' widths.
+        (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
         """
         sizes = list(sizes or self.parts.values())
         if self.fp8:
@@ -71,7 +71,7 @@ class SplitLinear(nn.Module):
         return y if joined else torch.split(y, sizes, dim=-1)
 
     def narrow_rows(self) -> int:
-        """Return the number of rows that may run in FP8; they are the first."""
+        """Count the rows that may run in FP8; they are the first."""
         return sum(size for part, size in self.parts.items() if part not in self.wide)
 
     def resize(self, axis: Axis) -> None:
@@ -82,14 +82,14 @@ class SplitLinear(nn.Module):
 class OutputLinear(nn.Linear):
     """The projection back to the residual stream.
 
-    Under tensor parallelism each rank has some of the inputs, and the ranks' outputs are summed:
-    each rank adds bias / ranks.
+    Under tensor parallelism each rank has some inputs, and the ranks' outputs are summed: each rank
+    adds bias / ranks.
     """
 
     fp8: bool = False
     ranks: int = 1
     axis: str = ""
-    """Name of the tensor-parallel axis, whose ranks share the inputs."""
+    """Tensor-parallel axis name; its ranks share the inputs."""
 
     def forward(self, x: Tensor, stored: Quantized | None = None) -> Tensor:
         """Map x [..., in_features] to [..., out_features]. `stored` is x in FP8, if a kernel stored
@@ -107,7 +107,7 @@ class OutputLinear(nn.Linear):
         return self.fp8 and self.ranks == 1
 
     def narrow_rows(self) -> int:
-        """Return the number of rows that may run in FP8."""
+        """Count the rows that may run in FP8."""
         return self.out_features
 
     def resize(self, axis: Axis) -> None:
@@ -116,7 +116,7 @@ class OutputLinear(nn.Linear):
 
 def fuses_gradient_sums(*operands: Tensor) -> bool:
     """Return True if matrix products should add up gradients: on CUDA, where passes over memory are
-    expensive. (A compiled graph fuses such passes itself; autocast casts operands of its own.)"""
+    expensive. (A compiled graph fuses such passes itself; autocast casts its own operands.)"""
     if operands[0].device.type != "cuda" or is_compiling() or torch.is_autocast_enabled("cuda"):
         return False
     return len({operand.dtype for operand in operands}) == 1
@@ -127,8 +127,8 @@ def split_product(
 ) -> tuple[Tensor, ...]:
     """Return x·Wᵀ + bias, split into tensors [..., size], for x [..., in] and W [Σ sizes, in].
 
-    The gradients are not concatenated: each is multiplied by its rows of W, and the products add to
-    one gradient of x.
+    Gradients are not concatenated: each is multiplied by its rows in W, and the products add to a
+    single gradient for x.
     """
     outputs: tuple[Tensor, ...] = _SplitProduct.apply(x, weight, bias, list(sizes))
     return outputs
@@ -160,8 +160,8 @@ class _SplitProduct(torch.autograd.Function):
 
 
 def product_with_input(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [..., in] and x·Wᵀ [..., out]. The gradient of the returned x is added inside the
-    product of the backward pass."""
+    """Return x [..., in] and x·Wᵀ [..., out]. The backward product adds the gradient of the
+    returned x."""
     same_x, y = _ProductWithInput.apply(x, weight)
     return same_x, y
 
@@ -181,8 +181,8 @@ class _ProductWithInput(torch.autograd.Function):
 
 
 def outputs(name: str, linear: nn.Linear | SplitLinear, *, blocks: int = 1) -> ShardingSpec:
-    """Shard the matrix `name` by its outputs: each part of a SplitLinear separately, and if a part
-    consists of several `blocks`, each block."""
+    """Shard the matrix `name` by outputs: every SplitLinear part separately, and if a part consists
+    of several `blocks`, every block."""
     part_sizes = [len(linear.weight)]
     if isinstance(linear, SplitLinear):
         part_sizes = list(linear.parts.values())

@@ -1,4 +1,4 @@
-"""Mamba-2's scan of x, B and C as one tensor, with softplus and D: fused kernel, or plain torch.
+"""Mamba-2's scan with x, B and C in a single tensor, softplus and D: fused kernel, or plain torch.
 
 Δ = softplus(dt + dt_bias),  y = scan(x, Δ, −exp(A_log), B, C) + D·x
 """
@@ -75,7 +75,7 @@ def plain(
     axis: Axis = ALONE,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Reference implementation of the kernel in torch; shapes as in `mixed_scan`."""
+    """Torch twin of the kernel; shapes as in `mixed_scan`."""
     inner = dt.shape[-1] * head_dim
     BC_width = (xBC.shape[-1] - inner) // 2
     x, B, C = xBC.split([inner, BC_width, BC_width], dim=-1)

@@ -78,7 +78,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(nn.Module):
-    """Mamba-2's norm: RMSNorm(y · silu(z)), separately for each of `groups` contiguous groups."""
+    """Mamba-2's norm: RMSNorm(y · silu(z)), separately for `groups` contiguous groups."""
 
     def __init__(self, width: int, eps: float, *, groups: int = 1, kernel: Kernel = "auto") -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Recompute: the backward pass runs a part of the forward pass again instead of keeping it.
+"""Recompute: the backward pass runs parts of the forward pass again instead of keeping activations.
 
-The rules are those of `options/recompute.py`.
+`config/options/recompute.py` has the rules.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Recomputable(nn.Module):
 
 
 def recomputed(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function, and again in the backward pass: only its inputs are stored. States of random
-    numbers are not: no operator draws any, each state is a copy of 5 KB, and on a GPU the host
-    waits for it."""
+    """Call a function, and again in the backward pass: only its inputs are stored. Random generator
+    states are not: no operator draws numbers, a state is a 5 KB copy, and on a GPU the host waits
+    for it."""
     if not torch.is_grad_enabled():
         return function(*inputs)
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 def _contexts(saved: Selective) -> tuple[Any, Any]:
-    """Return the contexts of a forward pass and of its recomputation.
+    """Return the contexts for a forward pass and its recomputation.
 
     torch's own (create_selective_checkpoint_contexts) need the same operations in both; engines
     that gather weights ahead have others.
@@ -60,25 +60,25 @@ def _contexts(saved: Selective) -> tuple[Any, Any]:
 @dataclass
 class _Result:
     operation: Any
-    """An operation of torch, or the kind of a whole result."""
+    """A torch operation, or a composite result's kind."""
     value: Any
     """None after a write to it."""
 
 
 class _ResultsContext(CompositeResultMode):
-    """Base of the two contexts, which share the results."""
+    """Base class for both contexts, which share the results."""
 
     def __init__(self, saved: Selective, results: deque[_Result]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.saved, self.results = saved, results
         self.within = False
-        """True in operations whose results are part of another one."""
+        """True in operations within a composite result."""
 
     def keeps(self, operation: Any) -> bool:
         return not self.within and self.saved.keeps(operation)
 
     def computed(self, compute: Compute) -> tuple[Tensor, ...]:
-        """Return the result of operations that are not stored one by one."""
+        """Compute a composite result, without storing its operations' results."""
         self.within = True
         try:
             return compute()
@@ -110,7 +110,7 @@ class _StoreResults(_ResultsContext):
         self.results.append(_Result(operation, detached))
         self.by_storage |= {_storage(x): self.results[-1] for x in _tensors(detached)}
 
-    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+    def run_composite(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
         result = self.computed(compute)
@@ -119,7 +119,7 @@ class _StoreResults(_ResultsContext):
 
 
 class _ReplayResults(_ResultsContext):
-    """Return stored results of operations in the order of the forward pass."""
+    """Return stored results, in the order of the forward pass."""
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
@@ -128,12 +128,12 @@ class _ReplayResults(_ResultsContext):
         return operation(*inputs, **(options or {})) if stored is None else stored
 
     def _take(self, operation: Any) -> Any:
-        """Return the stored result of the operation, None if it was written to."""
+        """Return the operation's stored result, None if it was written to."""
         result = self.results.popleft()
         assert result.operation == operation, f"{operation}, not {result.operation}"
         return result.value
 
-    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+    def run_composite(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         if kind not in self.saved.save:
             return compute()
         stored: tuple[Tensor, ...] | None = self._take(kind)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: pairs (i, i + d/2) of a head turn by position · frequency_i.
+"""Rotary position embedding: in a head, pairs (i, i + d/2) turn by position · frequency_i.
 
 Frequencies are base^(−2i/d); a scaling changes them for contexts longer than those trained.
 """
@@ -63,7 +63,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, kernel: Kernel = "auto") -> Tens
 
 
 def plain(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Reference implementation of the kernel in torch; shapes as in `rotate`."""
+    """Torch twin of the kernel; shapes as in `rotate`."""
     half = cos.shape[-1]
     a, b, unrotated = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin, unrotated], dim=-1)

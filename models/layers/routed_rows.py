@@ -15,8 +15,8 @@ from ..kernels.choice import uses_kernel
 
 
 def sort_choices(experts: Tensor) -> Tensor:
-    """Return row_ids int64 [tokens, k]: the row of each choice when all are sorted by expert.
-    experts [tokens, k] holds the choices."""
+    """Return row_ids int64 [tokens, k]: each choice's row when all are sorted by expert. experts
+    [tokens, k] holds the choices."""
     order = experts.flatten().argsort(stable=True)
     rows = torch.arange(len(order), device=order.device)
     return torch.empty_like(order).scatter(0, order, rows).view_as(experts)
@@ -33,7 +33,7 @@ def dispatch(x: Tensor, row_ids: Tensor, kernel: Kernel = "auto") -> Tensor:
 
 
 def combine(rows: Tensor, row_ids: Tensor, weights: Tensor, kernel: Kernel = "auto") -> Tensor:
-    """Return each token's weighted sum of its rows, [tokens, width]; weights [tokens, k]."""
+    """Sum each token's rows, weighted by weights [tokens, k]; return [tokens, width]."""
     if _fused(rows, kernel):
         fused: Tensor = kernels.combine_rows(rows, row_ids, weights)
         return fused

@@ -1,8 +1,9 @@
-"""Linear recurrences as chunks of matrix products, with a state carried from chunk to chunk.
+"""Linear recurrences as matrix products in chunks, with a state carried from chunk to chunk.
 
-A document starts from a state of zeros. `state` is the state before the row, in generation. Under
-context parallelism the ranks of `axis` pass states on: each part runs from zeros and computes what
-it adds to a state and keeps of it; the incoming state is then added to each chunk, decayed.
+Documents start from a zero state. `state` is the state before the row, in generation. Under context
+parallelism ranks on `axis` pass states on: each rank runs from zeros and computes what it adds to a
+state and how far it decays an incoming one; the incoming state is then added to each chunk,
+decayed.
 """
 
 from __future__ import annotations
@@ -175,8 +176,8 @@ def modal_few(
     *,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `modal_scan` of a few tokens, computed all with all: no shape depends on documents.
-    positions [rows, length]."""
+    """Compute `modal_scan` for a few tokens, all with all: no shape depends on documents. positions
+    [rows, length]."""
     length = x.shape[1]
     time = torch.arange(length, device=x.device)
     lag = time[:, None] - time
@@ -257,7 +258,7 @@ def selective_scan(
 def _selective_summary(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, starts: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the contribution of this part to a state, and the decay of an incoming state, both
+    """Return this slice's contribution to a state, and an incoming state's decay, both
     [rows, heads, channels, N]. Cheaper than the scan: only the last state is computed."""
     later_delta = dt.flip(1).cumsum(1).flip(1) - dt  # Σ of the steps behind each token
     inputs, decay = dt * x, torch.exp(dt.sum(1).unsqueeze(-1) * A)

@@ -1,6 +1,6 @@
-"""A layer of the pattern, u ← u + mixer(norm(u)); u ← u + mlp(norm(u)) if it has an MLP.
+"""A layer in the pattern, u ← u + mixer(norm(u)); u ← u + mlp(norm(u)) if it has an MLP.
 
-A shared block (Zamba) that feeds the layer adds to the input of the mixer alone:
+A shared block (Zamba) that feeds the layer adds to the mixer's input alone:
 
     u ← u + mixer(norm(u + call(shared, u)))
 
@@ -34,10 +34,10 @@ def build_operator(config: ModelConfig, name: str) -> Operator:
 
 
 class ResidualBranch(Recomputable):
-    """norm → operator: a term of the residual stream."""
+    """norm → operator: a branch that adds to the residual stream."""
 
     stores: bool = False
-    """True if the norm stores rows in FP8 for a matrix of the operator."""
+    """True if the norm stores its rows in FP8 for the operator's input projection."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class ResidualBranch(Recomputable):
     def forward(
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return u + added [b, part, width], the branch of that sum, like it, and this rank's share
-        of the operator's auxiliary losses [b]. The norm computes the sum, because its kernel adds
-        the gradient of the sum to its own."""
+        """Return the sum u + added [b, local_length, width], the branch's output for it, with the
+        same shape, and this rank's share of the auxiliary losses [b]. The norm computes the sum,
+        because its kernel adds the sum's gradient to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.call_context(state, axes)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
@@ -72,7 +72,7 @@ class ResidualBranch(Recomputable):
 
 
 class Block(Recomputable):
-    """One layer of the pattern."""
+    """A layer in the pattern."""
 
     def __init__(
         self, config: ModelConfig, layer: Layer, shared: SharedOperator | None = None
@@ -90,8 +90,8 @@ class Block(Recomputable):
         states: Sequence[State] | None = None,
         shared: SharedOperator | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the residual stream after the layer, like u [b, part, width], and the sum of
-        auxiliary losses [b]. part is length / tp."""
+        """Return the residual stream after the layer, like u [b, local_length, width], and the
+        summed auxiliary losses [b]. local_length is length / tp."""
         state = iter(states) if states is not None else repeat(None)
         if self.call is None:
             u, y, losses = self.mixer(u, batch, next(state))
@@ -118,7 +118,7 @@ class Block(Recomputable):
                 module.recompute = rule == "operator"
 
     def new_states(self, capacity: int) -> list[State]:
-        """Return one state for each operator call of this layer."""
+        """Create a state for every operator call in this layer."""
         calls = len(self.branches()) + (self.call is not None)
         return [State(capacity) for _ in range(calls)]
 

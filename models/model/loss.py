@@ -1,4 +1,4 @@
-"""The loss as sums: the caller divides by the total weight of the global batch."""
+"""The loss as sums: the caller divides by the global batch's total weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..parallel.tensor import reduce_max, scatter
 
 
 class TokenLosses(NamedTuple):
-    """w·ℓ of tokens, fp32."""
+    """Per-token w·ℓ, fp32."""
 
     entropies: Tensor
     """Cross entropy: ℓ = −log p(target)."""
@@ -37,11 +37,11 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return (Σ w·ℓ, Σ w) in fp32, where ℓ = −log p(target) + z_loss · log²Z.
 
-    logits [..., vocabulary], targets [...], weights [...] (ones if not given). A target of weight
-    zero is not read, and may be any number.
+    logits [..., vocabulary], targets [...], weights [...] (ones if not given). Targets with weight
+    zero are not read, and may be any number.
 
-    If the axis shards the vocabulary (of `vocab_size` rows), the sums are over this rank's part of
-    the flattened tokens.
+    If the axis shards the vocabulary (`vocab_size` rows in all), the sums are over this rank's
+    slice of the flattened tokens.
     """
     losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
     return losses.objective.sum(), losses.weights.sum()
@@ -50,8 +50,8 @@ def cross_entropy(
 def row_losses(
     logits: Tensor, targets: Tensor, weights: Tensor, *, z_loss: float, axis: Axis, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return Σ w·ℓ of one row as in `cross_entropy`; and, without gradients, the sums of the cross
-    entropy and the z-loss [2]. logits [length, vocabulary], targets and weights [length]."""
+    """Return Σ w·ℓ for a row, as in `cross_entropy`; and, without gradients, the cross entropy and
+    z-loss sums [2]. logits [length, vocabulary], targets and weights [length]."""
     losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
     total = losses.objective.sum()
     if losses.penalties is None:
@@ -106,9 +106,9 @@ def fused_loss(
     vocab_size: int,
     axis: Axis = ALONE,
 ) -> tuple[Tensor, Tensor]:
-    """Return Σ w·ℓ of logits hidden [rows, length, width] · tableᵀ, table [vocabulary, width],
-    which never exist whole; and, without gradients, per-row sums of the cross entropy and the
-    z-loss [2, rows]. If the axis shards the vocabulary, each of N ranks returns 1/N."""
+    """Return Σ w·ℓ for logits hidden [rows, length, width] · tableᵀ, table [vocabulary, width],
+    without materialising them; and, without gradients, per-row cross entropy and z-loss sums
+    [2, rows]. If the axis shards the vocabulary, each of N ranks returns 1/N."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # autocast does not reach into custom ops
         hidden, table = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, table))
@@ -128,7 +128,7 @@ def fused_loss(
 def _sharded(
     logits: Tensor, targets: Tensor, axis: Axis, local_ids: range
 ) -> tuple[Tensor, Tensor]:
-    """Return the target's logit and log Σ exp(logits), for this rank's part of the tokens.
+    """Return target logits and log Σ exp(logits) for this rank's tokens.
 
     logits [tokens, local ids]; only sums over ids cross the axis."""
     max_logits = reduce_max(logits.detach().amax(dim=-1), axis)

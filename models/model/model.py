@@ -1,6 +1,6 @@
 """The model: u = embedding(tokens); u = block(u) for each layer; logits = norm(u) · Wᵀ.
 
-Under pipeline parallelism the layers are cut into chunks, and a rank keeps those of its stage:
+Under pipeline parallelism the layers are cut into chunks, and a rank keeps its stage's:
 
     chunk 0   tokens → embedding → layers → u          chunk 1   u → layers → norm → loss
 
@@ -37,7 +37,7 @@ from .layer_watch import LayerWatch
 
 
 class Model(nn.Module):
-    """A language model of any pattern.
+    """A language model.
 
     Parameters are uninitialised until `init_weights`, or until they are loaded, so that a model
     can be built and sharded on the meta device.
@@ -48,14 +48,14 @@ class Model(nn.Module):
         self.config = config
         self.axes = Axes()
         self.chunks = chunk_layers(len(config.layers))
-        """Layers of every chunk of the model, also of those that other stages keep."""
+        """Layers by chunk, including other stages' chunks."""
         self.compiled = False
         """True if torch.compile compiles the blocks."""
         self.local_shards: dict[str, LocalShard] = {}
         self.received: list[int] = []
         """Rows that this rank's experts received in the last chunk that ran, by operator call."""
         self.watch: LayerWatch | None = None
-        """Collects signals of each layer in the forward passes."""
+        """Collects per-layer signals in forward passes."""
         width = config.width
         self.embedding = EmbeddingTable(config.vocab_size, width)
         self.positions = (
@@ -82,11 +82,11 @@ class Model(nn.Module):
         *,
         states: list[list[State]] | None = None,
     ) -> Tensor:
-        """Return logits [rows, length, vocabulary] of int64 tokens [rows, length].
+        """Compute logits [rows, length, vocab_size] from int64 tokens [rows, length].
 
-        Without `documents`, each row is one document. `states` (from `new_states`) are read and
-        updated. Under context parallelism, tokens and documents are this rank's part of the rows;
-        under tensor parallelism, the logits are this rank's part of the vocabulary.
+        Without `documents`, a row is a single document. `states` (from `new_states`) are read and
+        updated. Under context parallelism, tokens and documents are this rank's slice of the rows;
+        under tensor parallelism, the logits are this rank's vocabulary shard.
         """
         return self.logits(self.hidden(tokens, documents, states=states)[0])
 
@@ -98,7 +98,7 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the input of `logits` [rows, length, width], and the sum of auxiliary losses (MoE
+        """Return the input to `logits` [rows, length, width], and the summed auxiliary losses (MoE
         routers) [rows].
 
         `rows` (bool) is False for padding rows, which statistics over a micro-batch leave out.
@@ -119,11 +119,11 @@ class Model(nn.Module):
         states: list[list[State]] | None = None,
         rows: Tensor | None = None,
     ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Return the stream that the next chunk takes, and the sum of auxiliary losses [rows].
+        """Return the stream that the next chunk takes, and the summed auxiliary losses [rows].
 
-        The stream is (u,), or (u, embeddings) while a later layer calls a shared block, both [rows,
-        length, width]; after the last chunk it is the input of `logits`. The first chunk takes
-        none.
+        The stream is (u,), or (u, embeddings) while a later layer calls a shared block, both
+        [rows, length, width]; after the last chunk it is the input to `logits`. The first chunk
+        takes none.
         """
         layers = self.chunks[chunk]
         batch = self.batch_context(tokens, documents, states, rows)
@@ -151,7 +151,7 @@ class Model(nn.Module):
         return ((u, embeddings.clone()) if self.calls_shared(layers.stop) else (u,)), losses
 
     def stream_tensors(self, chunk: int) -> int:
-        """Return the number of tensors in the stream that enters a chunk."""
+        """Count the tensors in a chunk's input stream."""
         return 1 + self.calls_shared(self.chunks[chunk].start)
 
     def calls_shared(self, first_layer: int) -> bool:
@@ -159,14 +159,14 @@ class Model(nn.Module):
         return any(layer.shared is not None for layer in self.config.layers[first_layer:])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [rows, length, vocabulary] of this rank's part of the vocabulary."""
+        """Return logits [rows, length, vocab_size / tp], this rank's vocabulary shard."""
         return self.unembed.logits(hidden, self.axes.tensor)
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ; and, without gradients, per-row sums of the cross entropy and the z-loss
-        [2, rows]; both are this rank's share. hidden [rows, length, width], targets and weights
+        """Return Σ w·ℓ; and, without gradients, per-row cross entropy and z-loss sums [2, rows];
+        both are this rank's share. hidden [rows, length, width], targets and weights
         [rows, length]."""
         return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
 
@@ -177,7 +177,7 @@ class Model(nn.Module):
         states: list[list[State]] | None,
         rows: Tensor | None,
     ) -> BatchContext:
-        """Return positions and documents of a forward pass, with the layouts for its operators."""
+        """Return a forward pass's positions and documents, with its operators' layouts."""
         if tokens.dim() != 2 or not tokens.numel():
             message = f"are {tuple(tokens.shape)}: [rows, length] of at least 1 × 1 is needed"
             hint = "leave out empty batches and empty rows"
@@ -198,7 +198,7 @@ class Model(nn.Module):
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)
 
     def packing_chunks(self, length: int, device: torch.device) -> list[int]:
-        """Return the chunk sizes to which operators align packed rows of this length.
+        """Return the chunk sizes to which operators align packed rows with this length.
 
         Fused kernels need none, and building a layout waits for the GPU.
         """
@@ -213,7 +213,7 @@ class Model(nn.Module):
             raise ConfigError("the model", [ConfigProblem("learned_positions", message)])
 
     def new_states(self, capacity: int) -> list[list[State]]:
-        """Return empty states for generation: one for each operator call of each block."""
+        """Create empty states for generation, by block and operator call."""
         return [block.new_states(capacity) for block in self.typed_blocks()]
 
     def set_recompute(self, recompute: Recompute) -> None:
@@ -232,18 +232,18 @@ class Model(nn.Module):
         return shared
 
     def typed_blocks(self) -> list[Block]:
-        """Return the blocks of this stage, with their type."""
+        """Return this stage's blocks, typed."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
     def layer_blocks(self, layers: range) -> list[Block]:
-        """Return the blocks of these layers."""
+        """Return these layers' blocks."""
         blocks = (self.blocks[str(index)] for index in layers)
         return [block for block in blocks if isinstance(block, Block)]
 
     def keep(self, cuts: Sequence[int], kept_chunks: Collection[int]) -> None:
         """Cut the layers into chunks, and delete the modules that `kept_chunks` do not use.
 
-        `cuts` are the first layers of all chunks but the first.
+        `cuts` are the layers at which later chunks begin.
         """
         self.chunks = chunk_layers(len(self.config.layers), cuts)
         for chunk, layers in enumerate(self.chunks):
@@ -259,7 +259,7 @@ class Model(nn.Module):
             del self.unembed
 
     def full_precision(self, precision: Precision) -> set[str]:
-        """Return the names of parameters that are fp32 beside half precision of the rest."""
+        """Return the names of parameters that stay fp32 beside half-precision ones."""
         if not precision.separate_masters:
             return set()
         return {
@@ -278,7 +278,7 @@ class Model(nn.Module):
                 parameter.data = parameter.data.to(compute_dtype(precision))
 
     def shard(self, axes: Axes) -> None:
-        """Keep this rank's local shard of each parameter of whole modules."""
+        """Keep this rank's local shard of every parameter; modules must be unsharded."""
         self.axes = axes
         self.local_shards = shard_parameters(self, axes)
 
@@ -293,7 +293,7 @@ class Model(nn.Module):
             )
 
     def initializers(self) -> Initializers:
-        """Return the initial distribution of each parameter, for a model that is not sharded."""
+        """Return the parameters' initial distributions, for an unsharded model."""
         config = self.config
         init = Initializers(
             self,

@@ -1,4 +1,4 @@
-"""Registry of operators by their name in YAML. A new operator is a file and a line here."""
+"""Operator registry, by YAML name. A new operator is a file and a line here."""
 
 from __future__ import annotations
 

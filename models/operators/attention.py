@@ -27,7 +27,7 @@ class Attention(Operator):
     Options = AttentionOptions
 
     def __init__(self, options: AttentionOptions, width: int, input_width: int = 0) -> None:
-        """`input_width` is the width of the input; 0: that of the output."""
+        """`input_width` 0 means `width`."""
         super().__init__(options, width)
         self.head_dim = head_dim = options.dim(input_width or width)
         kv_width = head_dim * (options.kv_heads or options.heads)
@@ -45,7 +45,7 @@ class Attention(Operator):
         return self.attend(q, k, v, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from projections of x, as in `forward`."""
+        """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from q, k and v as in `forward`."""
         num_heads = self.options.heads
         group_layout = (self.options.kv_heads or num_heads, num_heads, batch.axes.tensor)
         q = q.unflatten(-1, (-1, self.head_dim))
@@ -61,15 +61,17 @@ class Attention(Operator):
         return out
 
     def attend_across_ranks(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        """Return softmax(q·kᵀ·scale)·v like q, with the tokens of all context-parallel ranks.
+        """Return softmax(q·kᵀ·scale)·v like q, over the tokens on all context-parallel ranks.
 
-        q [rows, part, heads, head_dim], k and v [rows, part, kv_heads, head_dim], for this rank's
-        part of each row.
+        q [rows, local_length, heads, head_dim], k and v [rows, local_length, kv_heads, head_dim],
+        for this rank's tokens.
         """
         axis = batch.axes.context
         if axis.size > 1 and batch.axes.attention == "ring":
             documents = batch.documents
-            return self.attend_ring(q, k, v, None if documents is None else documents.whole, axis)
+            return self.attend_ring(
+                q, k, v, None if documents is None else documents.full_rows, axis
+            )
         row_batch = batch.whole_row_context(q.shape[1])
         q, k, v = gather_rows_of_heads(q, k, v, axis)
         return scatter_rows_of_heads(self.attend_rows(q, k, v, row_batch), axis)
@@ -77,8 +79,8 @@ class Attention(Operator):
     def attend_ring(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
     ) -> Tensor:
-        """Ring attention of this rank's part of the rows, with shapes as in `attend_across_ranks`;
-        `documents` are those of whole rows."""
+        """Compute ring attention for this rank's tokens, with shapes as in `attend_across_ranks`;
+        `documents` describe full rows."""
         window = self.options.window
         if window is None and supports_packed_attention(self.options.kernel, q):
             return ring_flash_attention(q, k, v, documents, axis, scale=self.scale)
@@ -86,7 +88,7 @@ class Attention(Operator):
         first_keys = None
         if documents is not None:
             key = ("tiles", window, q.shape[1], axis.rank, axis.size)
-            first_keys = documents.kept(
+            first_keys = documents.get_or_build(
                 key,
                 lambda host: FirstKeys.build(count_visible(host.positions, window), zigzag).to(
                     device
@@ -115,8 +117,8 @@ class Attention(Operator):
         return buckets.collect([self.attend_document(*bucket) for bucket in qkv], len(q))
 
     def attend_document(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend causally in rows of one document: q [rows, length, heads, head_dim], k, v with
-        kv_heads."""
+        """Attend causally in rows that hold a single document: q [rows, length, heads, head_dim],
+        k, v with kv_heads."""
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
         return self.masked_attention(
             q, k, v, attention_mask(BatchContext(positions), q.shape[1], self.options.window)
@@ -169,7 +171,7 @@ def append_to_cache(k: Tensor, v: Tensor, state: State) -> tuple[Tensor, Tensor]
 
 
 def count_visible(positions: Tensor, window: int | None) -> Tensor:
-    """Return the number of earlier keys that each query sees, int64 [rows or 1, length]."""
+    """Count the earlier keys that each query sees, int64 [rows or 1, length]."""
     return positions if window is None else positions.clamp(max=window - 1)
 
 

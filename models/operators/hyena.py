@@ -1,7 +1,7 @@
-"""Base of the Hyena operators: y = (q ⊙ op(k ⊙ v))·W_out + b, after a short featurizer.
+"""Hyena base class: y = (q ⊙ op(k ⊙ v))·W_out + b, after a short featurizer.
 
 z = u·W                      D → 3D, no bias
-q, k, v = conv3(z)           a causal filter of three taps for each channel
+q, k, v = conv3(z)           a causal three-tap filter per channel
 w = k ⊙ v                    the gate before the operator
 y = q ⊙ (h ∗ w + d·w)        the gate after it; d only for MR and LI (`hyena_long`)
 """
@@ -22,8 +22,8 @@ from .short_conv import ShortConvolution
 
 
 class Hyena(Operator):
-    """Subclasses implement `mix`: the gates, and the operator between them. `skip_width` is the
-    number of weights d."""
+    """Subclasses implement `mix`: the gates, and the operator between them. `skip_width` is d's
+    length."""
 
     def __init__(self, options: HyenaOptions, width: int, *, skip_width: int = 0) -> None:
         super().__init__(options, width)

@@ -1,10 +1,10 @@
-"""Hyena-LI, modal: a filter as long as the document, a sum of N exponentials.
+"""Hyena-LI, modal: a filter as long as the document, with N exponentials.
 
     h_t = Σ_n R_n · exp(−e^{r_n} · t)                      real poles: StripedHyena 2
     h_t = Re Σ_n R_n · exp((−e^{r_n} + i·φ_n) · t)         complex poles: StripedHyena 1
 
-`hyena_modal` computes it. `rates: product` learns r as the sum p + γ of two parameters, as Savanna
-does: the function is the same, and it moves twice as far in a step.
+`hyena_modal` computes it. `rates: product` learns r as p + γ with two parameters, as Savanna does:
+the function is the same, and it moves twice as far in a step.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     λ_n = clamp(δ_n, 0.001, 0.1) · exp(Π_j p_nj)
     h_t = Σ_n (Π_j R_nj) · exp(−λ_n · t · S/(S−1))         for each group of channels
 
-`hyena_modal` computes it. S, the horizon, is a constant of the model: Savanna spreads L points of
-time over [0, L], where L is the length of its rows.
+`hyena_modal` computes it. S, the horizon, is a model constant: Savanna spreads L time points over
+[0, L], where L is its row length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..parallel.local_shard import ShardingSpec, shard_filters
 from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
-"""Bounds of δ. Beyond them it has no gradient."""
+"""Bounds on δ. Beyond them it has no gradient."""
 
 
 class HyenaLIFactored(ModalHyena):

@@ -3,8 +3,7 @@
     f(t) = [t/(S−1), cos and −sin of 16 frequencies at 2πt/S]        33 features, fixed
     h(t) = W₃·sin(ω·(W₂·sin(ω·(W₁·sin(ω·(W₀·f(t))))))) · exp(−|α|·t/(S−1))
 
-The numbers of features and of inner layers, the start of ω, and the range of α are options; α may
-be learned.
+Feature count, inner layer count, initial ω and α's range are options; α may be learned.
 
 Such a filter has no finite state: generation keeps the inputs, and packed documents are convolved
 one by one.
@@ -32,10 +31,10 @@ from .short_conv import stateful_convolution
 
 
 class SliceableLinear(nn.Linear):
-    """A linear map that can compute a slice of its outputs."""
+    """A linear map that can compute a slice of the outputs."""
 
     def forward(self, x: Tensor, outputs: slice = ALL) -> Tensor:
-        """Map x [..., in] to a range of the outputs, [..., outputs]."""
+        """Map x [..., in] to a range of outputs, [..., outputs]."""
         return F.linear(x, self.weight[outputs])
 
 
@@ -58,7 +57,7 @@ class HyenaLIFreeform(LongHyena):
         self.decay = nn.Parameter(torch.empty(self.groups)) if options.learned_decay else None
 
     def taps(self, length: int, filters: slice, axis: Axis) -> Tensor:
-        """Return h [filters, length] for a range of this rank's filters; length ≤ horizon."""
+        """Compute h [filters, length] for a range of this rank's filters; length ≤ horizon."""
         horizon = self.options.filter_horizon
         dtype = torch.promote_types(self.frequency.dtype, torch.float32)
         step = torch.arange(length, device=self.frequency.device, dtype=dtype)
@@ -79,7 +78,7 @@ class HyenaLIFreeform(LongHyena):
         return (widen(self.last(hidden, filters)) * torch.exp(-time * decay)).T
 
     def decays(self, like: Tensor) -> Tensor:
-        """Return the initial α [groups], with the dtype and device of `like`."""
+        """Return the initial α [groups], with `like`'s dtype and device."""
         slowest, fastest = (
             math.log(0.01) / decay_option
             for decay_option in (self.options.slow_decay, self.options.fast_decay)
@@ -100,7 +99,7 @@ class HyenaLIFreeform(LongHyena):
         batch: BatchContext,
         **options: Any,
     ) -> Tensor:
-        """Filter x [rows, length, channels], a range of the channels of whole rows."""
+        """Filter x [rows, length, channels]: full rows, and the channels in `channel_range`."""
         state = batch.state
         max_length = state.capacity if state is not None else x.shape[1]
         reach = min(max_length, self.options.filter_horizon)

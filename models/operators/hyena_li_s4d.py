@@ -1,4 +1,4 @@
-"""Hyena-LI with complex poles in the form of S4D: Savanna's `implicit_complex_modal`.
+"""Hyena-LI with complex poles in S4D form: Savanna's `implicit_complex_modal`.
 
     a_n = −e^{r_n} + i·φ_n,  δ = e^{s}                     one step δ for each filter
     h_t = 2·Re Σ_n δ·B_n·C_n / (1 − δ·a_n/2) · exp(δ·a_n·t)
@@ -21,7 +21,7 @@ from ..parallel.local_shard import ShardingSpec, shard_filters
 from .hyena_modal import ModalHyena
 
 SHORTEST, LONGEST = 0.001, 0.1
-"""Range of δ at the start."""
+"""Initial range of δ."""
 
 
 class HyenaLIS4D(ModalHyena):

@@ -1,13 +1,13 @@
-"""Base of the Hyena operators with medium and long filters: a skip, groups and slow heads.
+"""Base class for Hyena operators with medium and long filters: a skip, groups and slow heads.
 
     y = q ⊙ (h ∗ w + d·w),  w = k ⊙ v             a filter h for each group of channels
 
-With slow heads (Savanna's name) a group of c channels is a head. The filter convolves all products
-of the head's keys and values, and the queries sum them:
+With slow heads (Savanna's name) a group with c channels is a head. The filter convolves all
+products k[a] · v[b] in the head, and the queries sum them:
 
     w[a, b] = k[a] · v[b],  y[b] = Σ_a q[a] · (h ∗ w + d·w)[a, b]       a, b < c; one d a head
 
-So a head is linear attention whose weight for the token t − j is h_j. Groups of one channel give
+So a head is linear attention whose weight for the token t − j is h_j. Single-channel groups give
 the formula above. The products are c times as large as k ⊙ v.
 """
 
@@ -53,7 +53,7 @@ class LongHyena(Hyena):
         and the result is multiplied by q; otherwise x is w [b, t, channels]. skip d [channels]."""
 
     def local_filters(self, filters: Tensor, batch: BatchContext) -> Tensor:
-        """Return the filters of this rank's channels from those that it stores, [filters, …]."""
+        """Select the filters for this rank's channels from its stored ones, [filters, …]."""
         return select_local_filters(filters, self.groups, self.width, batch.axes.tensor)
 
     def taps_for_channels(
@@ -64,7 +64,7 @@ class LongHyena(Hyena):
         batch: BatchContext,
     ) -> Tensor:
         """Return filters [channels or groups, length] for a range of this rank's num_channels
-        channels; `compute_taps` computes those of a range of the stored filters."""
+        channels; `compute_taps` computes a range of the stored filters."""
         if self.groups == num_channels * batch.axes.tensor.size:
             return compute_taps(channel_range)
         taps = self.local_filters(compute_taps(ALL), batch)
@@ -81,8 +81,8 @@ class LongHyena(Hyena):
         *,
         gated: bool,
     ) -> Tensor:
-        """Compute `filtered` under context parallelism: ranks exchange parts of rows for ranges of
-        channels, and `filter_rows(w, channel_range, num_channels, batch)` filters whole rows."""
+        """Compute `filtered` under context parallelism: ranks exchange row slices for channel
+        ranges, and `filter_rows(w, channel_range, num_channels, batch)` filters whole rows."""
         w = gated_input(x) if gated else x
         length, num_channels = w.shape[1:]
         row_batch = batch.whole_row_context(length)
@@ -95,7 +95,7 @@ class LongHyena(Hyena):
         return x[..., :num_channels] * y if gated else y
 
     def num_filtered_channels(self) -> int:
-        """Return the number of convolved channels."""
+        """Count the convolved channels."""
         return self.width * self.head_dim
 
     def flops(self, length: int) -> dict[str, float]:
@@ -104,8 +104,8 @@ class LongHyena(Hyena):
 
 
 def expand_to_channels(filters: Tensor, num_channels: int, channel_range: slice = ALL) -> Tensor:
-    """Map filters [filters, …], each shared by equally many adjacent channels, to the filters of a
-    range of the channels, [channels, …]."""
+    """Expand filters [filters, …], each shared by equally many adjacent channels, to [channels, …]
+    for a channel range."""
     if num_channels > len(filters):
         filters = filters.repeat_interleave(num_channels // len(filters), dim=0)
     return filters[channel_range]

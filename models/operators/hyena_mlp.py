@@ -1,6 +1,6 @@
-"""The short-Hyena MLP: a Hyena-SE of any width, used in place of an MLP.
+"""Short-Hyena MLP: a Hyena-SE with any width, in place of an MLP.
 
-q, k, v = split(x·W)                 D → 3·hidden, then a filter of `featurizer` taps, if any
+q, k, v = split(x·W)                 D → 3·hidden, then a filter with `featurizer` taps, if any
 y = (q ⊙ (h ∗ (k ⊙ v)))·W_out        h[group, K], as in Hyena-SE
 """
 

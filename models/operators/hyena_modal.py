@@ -1,10 +1,10 @@
-"""Base of the modal Hyena-LI operators: a filter as long as the document, a sum of N exponentials.
+"""Base class for modal Hyena-LI: a filter as long as the document, with N exponentials.
 
     h_t = Re Σ_n R_n · exp(−λ_n · t)                       for each group of channels
 
 The operator is a diagonal state space: a chunked scan computes the convolution exactly, in linear
-time, with N state elements for each convolved channel; each document starts from a state of zeros.
-The FFT form gives the same result. Subclasses define λ and R (`modes`) by parameters of their own.
+time, with N state elements per convolved channel; documents start from a zero state. The FFT form
+gives the same result. Subclasses define λ and R (`modes`) by their parameters.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ class ModalHyena(LongHyena):
 
     @abstractmethod
     def modes(self) -> tuple[Tensor, Tensor]:
-        """Return the rates λ and the residues R [filters, N], real or complex, of the filters that
-        this rank holds."""
+        """Return rates λ and residues R [filters, N], real or complex, for this rank's filters."""
 
     def modes_for_channels(
         self, num_channels: int, channel_range: slice, batch: BatchContext
@@ -65,7 +64,7 @@ class ModalHyena(LongHyena):
     def filter_rows(
         self, w: Tensor, channel_range: slice, num_channels: int, batch: BatchContext
     ) -> Tensor:
-        """Filter w [rows, length, channels], a range of the channels of whole rows."""
+        """Filter w [rows, length, channels]: full rows, and the channels in `channel_range`."""
         if self.scans(batch):
             return self.scan(w, self.modes_for_channels(num_channels, channel_range, batch), batch)
         taps = self.taps_for_channels(
@@ -83,8 +82,8 @@ class ModalHyena(LongHyena):
         skip: Tensor | None = None,
         gated: bool = False,
     ) -> Tensor:
-        """Scan x [rows, length, channels], or 3·channels if `gated`: whole rows, or this rank's
-        part of them. modes λ and R [channels, N], skip [channels]."""
+        """Scan x [rows, length, channels], or 3·channels if `gated`: full rows, or this rank's
+        slice. modes: λ and R [channels, N]; skip [channels]."""
         cache = batch.state.tensors if batch.state is not None else None
         y, state = gated_modal(
             x,
@@ -115,7 +114,8 @@ class ModalHyena(LongHyena):
         return {min(self.options.chunk, length)} if self.options.method == "scan" else set()
 
     def flops(self, length: int) -> dict[str, float]:
-        """FLOPs per token of the scan: products within a chunk, into the state, and out of it."""
+        """Count the scan's FLOPs per token: products within a chunk, into the state, and from
+        it."""
         flops = super().flops(length)
         if self.options.method == "fft":
             flops["fft"] = self.num_filtered_channels() * convolution_flops(length, length, "fft")
@@ -126,11 +126,11 @@ class ModalHyena(LongHyena):
         return flops
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """FLOPs per token: for each number of state a multiply-add in, and out."""
+        """Count FLOPs per token: for each state element a multiply-add in, and out."""
         state_numbers = self.num_filtered_channels() * self.options.state_size
         return {**super().flops(1), "scan": 2 * self.multiply_add_flops * state_numbers}
 
     @property
     def multiply_add_flops(self) -> float:
-        """FLOPs of a multiply-add, real or complex."""
+        """Count the FLOPs in a multiply-add, real or complex."""
         return 8.0 if self.oscillates else 2.0

@@ -1,9 +1,9 @@
-"""Hyena-MR: an explicit filter of medium length with a fixed decay for each group.
+"""Hyena-MR: an explicit medium-length filter with a fixed decay per group.
 
     h_g[t] = ĥ_g[t] · exp(−a_g · t/(S−1)),  t < K        a: logarithmically spaced over groups
                                                     (`decay_repeats` times over)
 
-S, the horizon, is a constant of the model: the length of its first training.
+S, the horizon, is a model constant: the row length in the first training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .hyena_long import LongHyena
 from .short_conv import stateful_convolution
 
 DECAYS = {"weak": (-2.0, 2.0), "normal": (-1.0, 2.0), "strong": (0.0, 2.0)}
-"""Powers of ten: the decay rates of the first and of the last group."""
+"""Decay rates of the first and the last group, as powers of ten."""
 
 
 class HyenaMR(LongHyena):
@@ -79,7 +79,7 @@ class HyenaMR(LongHyena):
 
 
 def apply_decay(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Tensor:
-    """Return h = ĥ · exp(−a·t/(S−1)) for taps ĥ [groups, K], or this rank's part of the groups."""
+    """Return h = ĥ · exp(−a·t/(S−1)) for taps ĥ [groups, K], or this rank's groups."""
     taps = widen(taps)
     if options.decay == "none":
         return taps

@@ -52,8 +52,8 @@ class Mamba1(Operator):
         self.output = OutputLinear(inner, width, bias=False)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        """Map u [b, t, width] to [b, t, width]. This rank holds p channels of each of h heads, with
-        n numbers of state; δ has rank r."""
+        """Map u [b, t, width] to [b, t, width]. This rank holds p channels in each of h heads, with
+        n state elements per channel; δ has rank r."""
         # x, z [b, t, h·p]   dBC [b, t, h, r + 2·n]   B, C [b, t, h, n]   dt [b, t, h, p]
         x, z = self.input(u, batch.stored)
         x = self.conv(x, batch, silu=True, kernel=self.options.kernel)
@@ -96,11 +96,11 @@ class Mamba1(Operator):
         init.output(self.output)
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
-        """Return the projections of each head: to δ, B and C, and from δ to dt."""
+        """Return the per-head projections: to δ, B and C, and from δ to dt."""
         return {"select": tuple(self.sizes), "dt": (self.dt.shape[1],)}
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Shard by the channels of each head: its dt, B and C are sums over all its channels."""
+        """Shard each head's channels: its dt, B and C are sums over all channels."""
         heads, _, channels = self.select.shape
         head_blocks = (channels,) * heads
         return {
@@ -113,7 +113,7 @@ class Mamba1(Operator):
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """FLOPs per token, the scan as a recurrence: 7 for each number of state (an exponential,
+        """Count FLOPs per token, the scan as a recurrence: 7 per state element (an exponential,
         three products and a sum in, a product and a sum out)."""
         return {
             "projections": 2.0 * (self.select.numel() + self.dt.numel()),

@@ -44,8 +44,8 @@ class Mamba2(Operator):
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
-        """Map u [b, t, width] to the same shape. This rank holds h heads of p channels, and g
-        groups with n numbers of state."""
+        """Map u [b, t, width] to the same shape. This rank holds h heads with p channels, and g
+        groups with n state elements."""
         options, tp = self.options, batch.axes.tensor
         z_width, *xBC_widths, dt_width = self.input.parts.values()
         # z [b, t, h·p]   xBC [b, t, h·p + 2·g·n]   dt [b, t, h]
@@ -102,8 +102,8 @@ class Mamba2(Operator):
         }
 
     def flops(self, length: int) -> dict[str, float]:
-        """FLOPs per token of the chunked scan: C·B, the product of scores and x within a chunk, and
-        the states in and out."""
+        """Count the chunked scan's FLOPs per token: C·B, scores · x within a chunk, and the states
+        in and out."""
         chunk, state_size = min(self.options.chunk, length), self.options.state_size
         inner = self.heads * self.options.head_dim
         scores = 2.0 * chunk * state_size * self.options.groups
@@ -113,7 +113,7 @@ class Mamba2(Operator):
         }
 
     def step_flops(self, seen: int) -> dict[str, float]:
-        """FLOPs per token of the recurrence: 5 for each number of state (decay, in, out)."""
+        """Count the recurrence's FLOPs per token: 5 per state element (decay, in, out)."""
         state_numbers = self.options.state_size * self.heads * self.options.head_dim
         return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 5.0 * state_numbers}
 

@@ -1,9 +1,9 @@
-"""Mixture of experts: a router sends each token to a few of many MLPs.
+"""Mixture of experts: a router sends each token to a few MLPs among many.
 
 softmax     p = softmax(x·W); the k largest. With k = 1 the weight is p itself (Switch); with more,
             the weights are scaled to sum to one (Mixtral); `normalize` overrides this
 sigmoid     p = sigmoid(x·W + b); the largest (BlackMamba). In training, Sinkhorn's iteration
-            on exp(2·logits) makes the choice, so that experts get equal numbers of tokens
+            on exp(2·logits) makes the choice, so that experts get equally many tokens
 
 y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e
 
@@ -105,7 +105,7 @@ class MoE(Operator):
         return x if self.options.balance_over == "row" else x.flatten(0, 1).unsqueeze(0)
 
     def text_mask(self, logits: Tensor, batch: BatchContext) -> Tensor:
-        """Return bool [rows, length]: False for tokens of padding rows."""
+        """Return bool [rows, length]: False in padding rows."""
         mask = logits.new_ones(logits.shape[:2], dtype=torch.bool)
         return mask if batch.rows is None else mask & batch.rows.unsqueeze(1)
 
@@ -148,16 +148,16 @@ def count_visits(expert_ids: Tensor, num_experts: int) -> Tensor:
 
 
 def count_text_tokens(text_mask: Tensor, axis: Axis) -> Tensor:
-    """Return the text tokens of each group [groups] over all context-parallel ranks, at least 1: a
-    mean over padding alone is then 0, as is its sum. text_mask [groups, tokens]."""
+    """Count text tokens by group [groups] over all context-parallel ranks, at least 1: a mean over
+    padding alone is then 0, as is its sum. text_mask [groups, tokens]."""
     return reduce(text_mask.sum(dim=1), axis).clamp(min=1)
 
 
 def balance_loss(
     probs: Tensor, expert_ids: Tensor, text_mask: Tensor, axis: Axis = ALONE
 ) -> Tensor:
-    """Return the balance loss of each group [groups]: top_k if its tokens are spread evenly, up to
-    the number of experts if few experts get all tokens.
+    """Return the balance loss by group [groups]: top_k if tokens are spread evenly, up to the
+    expert count if few experts get all tokens.
 
     probs [groups, tokens, experts], expert_ids [groups, tokens, k], text_mask [groups, tokens].
     """

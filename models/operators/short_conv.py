@@ -32,7 +32,8 @@ class ShortConvolution(nn.Module):
         silu: bool = False,
         kernel: Kernel = "auto",
     ) -> Tensor:
-        """Map x [b, t, width] to the same shape. `cache_name` is the key of earlier inputs."""
+        """Map x [b, t, width] to the same shape. `cache_name` is the state's key for earlier
+        inputs."""
         return stateful_convolution(
             x, self.taps, batch, cache_name, bias=self.bias, silu=silu, kernel=kernel
         )
@@ -80,6 +81,9 @@ def stateful_convolution(
     elif axis.size > 1:
         last_tokens = x[:, -reach:]
         history = receive_halo(
-            gated_input(last_tokens) if gated else last_tokens, reach - 1, axis, part=x.shape[1]
+            gated_input(last_tokens) if gated else last_tokens,
+            reach - 1,
+            axis,
+            local_length=x.shape[1],
         )
     return gated_convolution(x, taps, batch.documents, gated=gated, history=history, **options)

@@ -1,11 +1,11 @@
-"""Zamba's shared block: attention and MLP with one set of weights, called at many depths.
+"""Zamba's shared block: attention and MLP with the same weights, called at many depths.
 
     a = MLP(norm(Attn(norm([h; e]))))          e: the embeddings; no residual inside
     h ← h + Mixer(norm(h + a·L_i))             the layer that the block feeds; L_i per call
 
 Attention has twice the model's width: its heads have 2D/H channels and the softmax is scaled by
-(2D/H / 2)^−½. In Zamba2 each call has low-rank corrections (LoRA) of the MLP's first matrix,
-and in some models of q, k and v.
+(2D/H / 2)^−½. In Zamba2 each call has low-rank corrections (LoRA) to the MLP's first matrix, and in
+some models to q, k and v.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ZambaBlock(SharedOperator):
         self.down = OutputLinear(options.hidden, width, bias=False)
 
     def forward(self, h: Tensor, batch: BatchContext) -> Tensor:
-        """Map h [b, part, width], this rank's part of each sequence, to the same shape."""
+        """Map h [b, local_length, width], this rank's slice of each sequence, to the same shape."""
         assert batch.embeddings is not None and batch.adapters is not None
         adapters, axis = batch.adapters, batch.axes.tensor
         x = gather(self.norm(torch.cat([h, batch.embeddings], dim=-1)), axis)
@@ -75,7 +75,7 @@ class ZambaBlock(SharedOperator):
         return self.attention.untraced(axes, device)
 
     def new_call(self) -> ZambaCall:
-        """Return the weights of one call."""
+        """Create a call's weights."""
         return ZambaCall(self.options, self.width)
 
     def init_weights(self, init: Initializers) -> None:
@@ -109,7 +109,7 @@ class LowRank(nn.Module):
 
 
 class AddedLinear(nn.Linear):
-    """A product that is added to its base without a pass over memory of its own."""
+    """A product that is added to `base` without an extra pass over memory."""
 
     def forward(self, x: Tensor, base: Tensor | None = None, first_column: int = 0) -> Tensor:
         """Return x·Wᵀ [..., out]; with a base, add it in place to the base's columns from
@@ -121,7 +121,7 @@ class AddedLinear(nn.Linear):
 
 
 class _AddedProduct(torch.autograd.Function):
-    """Add x·Wᵀ in place to the columns of base from `first_column` on."""
+    """Add x·Wᵀ in place to base's columns from `first_column` on."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, x: Tensor, weight: Tensor, first_column: int) -> Tensor:
@@ -141,7 +141,7 @@ class _AddedProduct(torch.autograd.Function):
 
 
 class ZambaCall(SharedCall):
-    """The weights of one call: the map L_i into the layer, and the corrections."""
+    """A call's weights: the map L_i into the layer, and the corrections."""
 
     def __init__(self, options: ZambaBlockOptions, width: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class ZambaCall(SharedCall):
         self.gate_up = LowRank(width, rank, 2 * options.hidden) if rank else None
 
     def forward(self, operator: nn.Module, x: Tensor, batch: BatchContext) -> Tensor:
-        """Map x [b, part, width], this rank's part of each sequence, to the same shape."""
+        """Map x [b, local_length, width], this rank's slice of each sequence, to the same shape."""
         result: Tensor = self.project(operator(x, replace(batch, adapters=self)))
         return result
 

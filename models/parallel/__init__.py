@@ -1,1 +1,1 @@
-"""Tensor and context parallelism: the axes of a layout, sharding, and communication."""
+"""Tensor and context parallelism: layout axes, sharding, and communication."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis of a layout: a process group, and this rank's position in it."""
+    """Layout axis: a process group, and this rank's position in it."""
 
     group: ProcessGroup | None
     rank: int
@@ -39,7 +39,7 @@ class Axis:
 
     @property
     def name(self) -> str:
-        """Name of the process group, for custom ops, which cannot take an Axis; empty for a single
+        """Process group name, for custom ops, which cannot take an Axis; empty for a single
         rank."""
         return self.group.group_name if self.group is not None and self.size > 1 else ""
 
@@ -50,12 +50,12 @@ ALONE = Axis(None, 0, 1)
 
 @dataclass(frozen=True)
 class Holders:
-    """Ranks with copies of a module's parameters, on one or several stages."""
+    """Ranks with copies of a module's parameters, on one or more stages."""
 
     sharded: Axis = ALONE
-    """Holders of a local shard, for parameters that tensor parallelism shards."""
-    whole: Axis = ALONE
-    """Holders of unsharded parameters."""
+    """Ranks with copies of the same local shard, for parameters that tensor parallelism shards."""
+    replicated: Axis = ALONE
+    """Ranks with copies of unsharded parameters."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,15 @@ class Axes:
     context: Axis = ALONE
     """Context parallelism: ranks hold contiguous parts of every row, in rank order."""
     attention: AttentionForm = "a2a"
-    """Form of attention under context parallelism."""
+    """Attention algorithm under context parallelism."""
     hyena_li: LongFilterForm = "states"
-    """Form of modal Hyena-LI filters. (Free-form filters have no states and always use a2a.)"""
+    """Modal Hyena-LI algorithm under context parallelism. (Free-form filters have no states and
+    always use a2a.)"""
     experts: Axis = ALONE
-    """Expert parallelism: ranks hold equal numbers of experts, in rank order. The axis contains
-    whole tensor axes."""
+    """Expert parallelism: ranks hold equally many experts, in rank order. The axis contains whole
+    tensor axes."""
     row_parts: Axis = ALONE
-    """context × tensor, if experts are sharded: ranks that hold the parts of the same rows."""
+    """context × tensor, if experts are sharded: ranks that hold slices of the same rows."""
 
     def share_rows(self) -> Axes:
         """Return axes for an operator that is not sharded over the tensor axis: both tensor and
@@ -82,11 +83,12 @@ class Axes:
         return replace(self, tensor=ALONE, context=self.row_parts)
 
     shared: Mapping[str, Holders] = field(default_factory=dict)
-    """Holders of modules on several pipeline stages, by path: tied embeddings, shared blocks."""
+    """Holders by module path, for modules on several pipeline stages: tied embeddings, shared
+    blocks."""
 
     def holders(self, parameter: str) -> Holders:
         """Return the ranks that hold a parameter."""
         for path, holders in self.shared.items():
             if parameter.startswith(f"{path}."):
                 return holders
-        return Holders(whole=self.tensor if self.tensor.size > 1 else ALONE)
+        return Holders(replicated=self.tensor if self.tensor.size > 1 else ALONE)

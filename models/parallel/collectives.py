@@ -1,7 +1,7 @@
 """Collectives as torch's functional ops, which return a new tensor and name the process group.
 
 torch.compile keeps functional ops in its graph, where it can overlap them with compute. None is
-differentiable: callers define gradients. Complex tensors travel as pairs of real numbers.
+differentiable: callers define gradients. Complex tensors travel as real pairs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ around_wait: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 def all_gather(x: Tensor, axis: Axis) -> Tensor:
-    """x […] → [ranks, …]: the x of every rank."""
+    """x […] → [ranks, …], every rank's x."""
     sent = view_real(x).contiguous().unsqueeze(0)
     gathered = _ops.all_gather_into_tensor(sent, axis.size, axis.name)
     return restore_complex(wait(gathered), x)
 
 
-def reduce_scatter(parts: Tensor, axis: Axis) -> Tensor:
-    """parts [ranks, …] → […]: this rank's part, summed over all ranks."""
-    sent = view_real(parts).contiguous().flatten(0, 1)
+def reduce_scatter(chunks: Tensor, axis: Axis) -> Tensor:
+    """chunks [ranks, …] → […]: this rank's part, summed over all ranks."""
+    sent = view_real(chunks).contiguous().flatten(0, 1)
     reduced = _ops.reduce_scatter_tensor(sent, "sum", axis.size, axis.name)
-    return restore_complex(wait(reduced), parts)
+    return restore_complex(wait(reduced), chunks)
 
 
 def all_reduce(x: Tensor, axis: Axis, operation: Literal["sum", "max"] = "sum") -> Tensor:
@@ -45,8 +45,8 @@ def all_reduce(x: Tensor, axis: Axis, operation: Literal["sum", "max"] = "sum") 
 def all_to_all(
     flat: Tensor, recv_counts: Sequence[int], send_counts: Sequence[int], axis: Axis
 ) -> Tensor:
-    """Send `send_counts[r]` elements of `flat` to rank r, and return `recv_counts[r]` elements from
-    rank r, in rank order."""
+    """Send `send_counts[r]` elements from `flat` to rank r, and return `recv_counts[r]` elements
+    from rank r, in rank order."""
     received = start_all_to_all(view_real(flat).contiguous(), recv_counts, send_counts, axis)
     return restore_complex(wait(received), flat)
 

@@ -1,12 +1,11 @@
-"""Differentiable all-to-all: every rank of an axis sends a piece to every rank.
+"""Differentiable all-to-all: every rank on an axis sends a piece to every rank.
 
-All communication of context parallelism is built from it. An empty piece sends nothing, so a
-message to a neighbour is an exchange too, with the same number of operations for any number of
-ranks. The backward pass returns gradients from receivers to senders. Every rank takes part in both
-passes, in the same order, because received pieces always enter the computation, even if all are
-empty.
+All context-parallel communication is built from it. An empty piece sends nothing, so a message to a
+neighbour is an exchange too, with the same number of operations for any rank count. The backward
+pass returns gradients from receivers to senders. Every rank takes part in both passes, in the same
+order, because received pieces always enter the computation, even if all are empty.
 
-The differentiated loss is the sum of all ranks' losses.
+The differentiated loss is the sum over all ranks.
 """
 
 from __future__ import annotations
@@ -73,38 +72,38 @@ class _Exchange(torch.autograd.Function):
 def gather_rows(x: Tensor, channels: Sequence[int], axis: Axis) -> Tensor:
     """Gather full rows and scatter channels.
 
-    x [rows, part, channels, …] → [rows, length, local_channels, …]; rank r gets `channels[r]`
-    channels. Each rank sends (N−1)/N of its part of the tensor.
+    x [rows, local_length, channels, …] → [rows, length, local_channels, …]; rank r gets
+    `channels[r]` channels. Each rank sends (N−1)/N of its x.
     """
     if axis.size == 1:
         return x
-    rows, part, _, *dims = x.shape
+    rows, local_length, _, *dims = x.shape
     num_local = channels[axis.rank]
     if len({*channels}) == 1:
         pieces = x.unflatten(2, (axis.size, num_local)).movedim(2, 0)
         return _exchange_equal(pieces, axis).transpose(0, 1).flatten(1, 2)
-    shapes = [(rows, part, num_local, *dims)] * axis.size
+    shapes = [(rows, local_length, num_local, *dims)] * axis.size
     return torch.cat(exchange(x.split(list(channels), dim=2), shapes, axis), dim=1)
 
 
 def scatter_rows(x: Tensor, channels: Sequence[int], axis: Axis) -> Tensor:
-    """Scatter rows and gather channels, the reverse of `gather_rows`.
+    """Reverse `gather_rows`.
 
-    x [rows, length, local_channels, …] → [rows, part, channels, …].
+    x [rows, length, local_channels, …] → [rows, local_length, channels, …].
     """
     if axis.size == 1:
         return x
     rows, length, _, *dims = x.shape
-    part = length // axis.size
+    local_length = length // axis.size
     if len({*channels}) == 1:
-        pieces = x.unflatten(1, (axis.size, part)).movedim(1, 0)
+        pieces = x.unflatten(1, (axis.size, local_length)).movedim(1, 0)
         return _exchange_equal(pieces, axis).movedim(0, 2).flatten(2, 3)
-    shapes = [(rows, part, count, *dims) for count in channels]
-    return torch.cat(exchange(x.split(part, dim=1), shapes, axis), dim=2)
+    shapes = [(rows, local_length, count, *dims) for count in channels]
+    return torch.cat(exchange(x.split(local_length, dim=1), shapes, axis), dim=2)
 
 
 def _exchange_equal(pieces: Tensor, axis: Axis) -> Tensor:
-    """Exchange pieces of equal shape, [ranks, …]."""
+    """Exchange equal-shaped pieces, [ranks, …]."""
     sizes = [pieces[0].numel()] * axis.size
     received: Tensor = _Exchange.apply(pieces.flatten(), sizes, sizes, axis)
     return received.view(pieces.shape)
@@ -113,10 +112,10 @@ def _exchange_equal(pieces: Tensor, axis: Axis) -> Tensor:
 def rearrange_chunks(
     x: Tensor, source: list[list[int]], target: list[list[int]], sizes: Sequence[int], axis: Axis
 ) -> Tensor:
-    """Move chunks of rows between ranks.
+    """Move row chunks between ranks.
 
-    `source[r]` and `target[r]` list the chunks on rank r before and after, in order; `sizes` are
-    the chunks' lengths.
+    `source[r]` and `target[r]` list rank r's chunks before and after, in order; `sizes` are chunk
+    lengths.
     """
     local_chunks = dict(
         zip(source[axis.rank], x.split([sizes[n] for n in source[axis.rank]], 1), strict=True)
@@ -136,5 +135,5 @@ def rearrange_chunks(
 
 
 def _concatenate(pieces: Sequence[Tensor], x: Tensor) -> Tensor:
-    """Concatenate pieces along the rows; without pieces, return an empty slice of x."""
+    """Concatenate pieces along the rows; without pieces, return x's empty slice."""
     return torch.cat(list(pieces), dim=1) if pieces else x[:, :0]

@@ -4,7 +4,7 @@
     local rows, by expert ◄── all-to-all ── in the same order ◄───────────────────┘
 
 No row is dropped: there is no capacity. A rank receives whatever the routers send, at most all rows
-of the axis.
+on the axis.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from .exchange import exchange_rows
 
 
 class ExpertExchange:
-    """Dispatch of a batch's rows to experts, and the way back. On a single rank, rows stay."""
+    """Dispatches a batch's rows to experts, and combines the results. On a single rank, rows
+    stay."""
 
     def __init__(self, counts: Tensor, axis: Axis) -> None:
         """Exchange `counts` (int64 [experts]): this rank's rows per expert. Collective."""

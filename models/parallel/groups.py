@@ -1,4 +1,4 @@
-"""Process groups of axes."""
+"""Process groups for axes."""
 
 from __future__ import annotations
 

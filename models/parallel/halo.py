@@ -1,11 +1,11 @@
-"""Halo exchange: the inputs before a part of a row that a causal filter with K taps reads.
+"""Halo exchange: the inputs before a rank's slice of a row that a causal filter with K taps reads.
 
     rank 0   a b c d                 sends  c d
     rank 1       c d │ e f g h       sends  g h
     rank 2               g h │ …
 
-K−1 positions cross each boundary, for any row length. A filter longer than a part receives its halo
-from several ranks.
+K−1 positions cross each boundary, for any row length. A filter longer than a slice receives its
+halo from several ranks.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from .axes import Axis
 from .exchange import exchange
 
 
-def receive_halo(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
-    """Return the `count` positions before this rank's part of the rows, zero before the row starts.
+def receive_halo(x: Tensor, count: int, axis: Axis, *, local_length: int) -> Tensor:
+    """Return the `count` positions before this rank's slice of the rows, zero before the row
+    starts.
 
-    A part has `part` positions. x [rows, positions, …] has at least the last `count` of them, or
+    A slice has `local_length` positions. x [rows, positions, …] has at least its last `count`, or
     all.
     """
     rows, length, *width = x.shape
 
     def count_needed(distance: int) -> int:
         """Count the positions that a rank needs from the rank `distance` before it."""
-        return min(max(count - (distance - 1) * part, 0), part) if distance > 0 else 0
+        return (
+            min(max(count - (distance - 1) * local_length, 0), local_length) if distance > 0 else 0
+        )
 
     ranks = range(axis.size)
     num_sent = [count_needed(reader - axis.rank) for reader in ranks]

@@ -1,9 +1,9 @@
-"""Gradients received from the next pipeline stage, as a term of the loss.
+"""Gradients received from the next pipeline stage, as a loss term.
 
     loss + attach_gradients(stream, gradients)    value: loss; gradient of stream: `gradients`
 
-So every backward pass starts from a loss, and engines need no second entry point. The upstream
-gradient of this term is ignored: an engine's scale factors are applied once, where the loss is
+So every backward pass starts from a loss, and engines need no second entry point. This term's
+upstream gradient is ignored: an engine's scale factors are applied once, where the loss is
 computed, and the received gradients already include them.
 """
 

@@ -1,6 +1,6 @@
-"""Attention sharded by head (Ulysses): each rank has full rows of some heads.
+"""Attention sharded by head (Ulysses): each rank has full rows for some heads.
 
-    [rows, part, heads, dim]  ── all-to-all ──►  [rows, length, heads / N, dim]   and back
+    [rows, local_length, heads, dim]  ── all-to-all ──►  [rows, length, heads / N, dim]   and back
 
 An all-to-all for queries, keys and values, and an all-to-all for the output: each rank sends
 (N−1)/N of its tensors, in total 2·(heads + kv_heads)·dim·L/N numbers per row. With fewer kv heads
@@ -20,8 +20,9 @@ from .tensor import split_group_runs
 def gather_rows_of_heads(
     q: Tensor, k: Tensor, v: Tensor, axis: Axis
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gather full rows of this rank's heads: q [rows, part, heads, dim] → [rows, length, heads/N,
-    dim]; k and v alike, with kv_heads. The axis size must divide the query heads."""
+    """Gather full rows for this rank's heads: q [rows, local_length, heads, dim] →
+    [rows, length, heads/N, dim]; k and v alike, with kv_heads. The axis size must divide the query
+    heads."""
     if axis.size == 1:
         return q, k, v
     heads, kv_heads = q.shape[2], k.shape[2]
@@ -39,5 +40,6 @@ def gather_rows_of_heads(
 
 
 def scatter_rows_of_heads(y: Tensor, axis: Axis) -> Tensor:
-    """Scatter rows, and gather heads: y [rows, length, heads/N, dim] → [rows, part, heads, dim]."""
+    """Scatter rows, and gather heads: y [rows, length, heads/N, dim] →
+    [rows, local_length, heads, dim]."""
     return scatter_rows(y, [y.shape[2]] * axis.size, axis)

@@ -1,4 +1,4 @@
-"""Local shard: the part of a parameter that a rank holds."""
+"""Local shard: a rank's slice of a parameter."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .axes import ALONE, Axis
 
 @dataclass(frozen=True)
 class Sharded:
-    """Each rank has a part of dimension `dim`, or with `blocks` a part of each block."""
+    """Each rank has a slice along `dim`, or with `blocks` a slice of each block."""
 
     dim: int
     blocks: tuple[int, ...] = ()
-    """Sizes of the blocks along the dimension; empty for a single block."""
+    """Block sizes along the dimension; empty for a single block."""
 
     def runs(self, size: int, axis: Axis) -> tuple[range, ...]:
         """Return this rank's indices along the dimension."""
@@ -35,28 +35,28 @@ ShardingSpec = Mapping[str, Sharded]
 
 @dataclass(frozen=True)
 class LocalShard:
-    """Part of a parameter that a rank holds."""
+    """A rank's slice of a parameter."""
 
     shape: tuple[int, ...]
-    """Shape of the unsharded parameter."""
+    """Unsharded parameter shape."""
     dim: int = 0
     runs: tuple[range, ...] | None = None
     """This rank's indices along `dim`, in order; None: all."""
     copies: Axis = ALONE
-    """Ranks with copies of the parameter and partial gradients, to be summed. The first rank counts
-    the parameter in the norm and writes it to checkpoints."""
+    """Ranks with parameter copies and partial gradients, to be summed. The first rank counts the
+    parameter in the norm and writes it to checkpoints."""
     experts: bool = False
-    """True if ranks of the expert axis hold different parts: then only the experts' replicas, not
+    """True if ranks on the expert axis hold different experts: then only the experts' replicas, not
     all data-parallel ranks, sum gradients and shard the state."""
 
     @property
     def stored(self) -> bool:
-        """True on the rank of `copies` that counts and writes the parameter."""
+        """True on the rank in `copies` that counts and writes the parameter."""
         return self.copies.rank == 0
 
     @property
     def local(self) -> tuple[int, ...]:
-        """Shape of the local shard."""
+        """Local shard shape."""
         if self.runs is None:
             return self.shape
         size = sum(map(len, self.runs))
@@ -64,5 +64,5 @@ class LocalShard:
 
 
 def shard_filters(names: Iterable[str], groups: int, ranks: int, dim: int = 0) -> ShardingSpec:
-    """Shard parameters of filters that adjacent channels share, if the ranks divide the groups."""
+    """Shard filter parameters that adjacent channels share, if `ranks` divides `groups`."""
     return dict.fromkeys(names, Sharded(dim)) if groups % ranks == 0 else {}

@@ -8,11 +8,11 @@ queries see few keys, and a late chunk, whose queries see many:
     rank 2   2     5        if the owner follows, the local late chunk sees both. Either way: two
     rank 3   3     4        of four products between query chunks and key chunks.
 
-Outputs of the hops are merged by log-sum-exp. The backward pass recomputes the probabilities from
-these sums in a second ring, where gradients of keys and values travel along and return to the
-owner. A rank holds its own shard, a remote shard, and the scores of a tile: O(L/N) memory. Per row
-it sends its keys and values N−1 times forward; backward, N−1 times again, and their gradients, in
-fp32 or wider, N times.
+The hops' outputs are merged by log-sum-exp. The backward pass recomputes the probabilities from
+these sums in a second ring, where key and value gradients travel along and return to the owner. A
+rank holds its own shard, a remote shard, and a tile's scores: O(L/N) memory. Per row it sends its
+keys and values N−1 times forward; backward, N−1 times again, and their gradients, in fp32 or wider,
+N times.
 
 The mask is defined by the first key that each query sees: the start of its document or window.
 """
@@ -38,8 +38,8 @@ from .whole_results import run_composite
 def ring_attention(
     q: Tensor, k: Tensor, v: Tensor, first_keys: FirstKeys | None, zigzag: Zigzag, *, scale: float
 ) -> Tensor:
-    """q [rows, part, heads, dim], k and v [rows, part, kv_heads, dim] → y like q. Without
-    `first_keys`, queries see all earlier keys of their row."""
+    """q [rows, local_length, heads, dim], k and v [rows, local_length, kv_heads, dim] → y like q.
+    Without `first_keys`, queries see all earlier keys in their row."""
     heads = [q.shape[2], k.shape[2], v.shape[2]]
     zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).split(heads, dim=2)
     y: Tensor = _Ring.apply(*zigzag_qkv, first_keys, zigzag, scale)
@@ -48,10 +48,10 @@ def ring_attention(
 
 @dataclass(frozen=True)
 class RowChunk:
-    """Chunk of a row on a rank: positions [start, end) of the row."""
+    """A rank's chunk: positions [start, end) in the row."""
 
     offset: int
-    """Position of `start` in the rank's tensors."""
+    """Index of `start` in the rank's tensors."""
     start: int
     end: int
 
@@ -59,15 +59,15 @@ class RowChunk:
 class Zigzag:
     """Arrangement in which rank r holds chunks r and 2N−1−r."""
 
-    def __init__(self, part: int, axis: Axis) -> None:
+    def __init__(self, local_length: int, axis: Axis) -> None:
         self.axis = axis
         ranks = range(axis.size)
-        self.sizes = [part - part // 2, part // 2] * axis.size
+        self.sizes = [local_length - local_length // 2, local_length // 2] * axis.size
         self.contiguous = [[2 * rank, 2 * rank + 1] for rank in ranks]
         self.zigzag = [[rank, 2 * axis.size - 1 - rank] for rank in ranks]
 
     def deal(self, x: Tensor) -> Tensor:
-        """Rearrange contiguous parts x [rows, part, …] into the zigzag."""
+        """Rearrange contiguous parts x [rows, local_length, …] into the zigzag."""
         return rearrange_chunks(x, self.contiguous, self.zigzag, self.sizes, self.axis)
 
     def collect(self, x: Tensor) -> Tensor:
@@ -83,13 +83,13 @@ class Zigzag:
         return chunks
 
     def index(self, device: torch.device) -> Tensor:
-        """Return the row positions of this rank's tokens, int64 [part]."""
+        """Return this rank's row positions, int64 [local_length]."""
         chunks = self.chunks(self.axis.rank)
         return torch.cat([torch.arange(chunk.start, chunk.end, device=device) for chunk in chunks])
 
 
 def split_query_tiles(zigzag: Zigzag) -> list[RowChunk]:
-    """Split this rank's chunks into tiles of queries, whose scores are in memory at once."""
+    """Split this rank's chunks into query tiles, whose scores are in memory at once."""
     return [
         RowChunk(
             chunk.offset + start, chunk.start + start, min(chunk.start + start + TILE, chunk.end)
@@ -101,17 +101,17 @@ def split_query_tiles(zigzag: Zigzag) -> list[RowChunk]:
 
 @dataclass(frozen=True)
 class FirstKeys:
-    """First key visible to each query of this rank."""
+    """First key visible to each query on this rank."""
 
     keys: Tensor
-    """int64 [rows or 1, part], positions in full rows."""
+    """int64 [rows or 1, local_length], positions in full rows."""
     bounds: Sequence[tuple[int, int]]
-    """Lowest and highest first key per tile of queries."""
+    """Lowest and highest first key per query tile."""
 
     @classmethod
     def build(cls, past: Tensor, zigzag: Zigzag) -> FirstKeys:
         """Build from `past` [rows or 1, length]: the number of earlier keys visible to each
-        position of full rows. It is read, so it should be in host memory."""
+        position in full rows. Its values are read, so it should be in host memory."""
         index = zigzag.index(past.device)
         keys = index - past[:, index]
         spans = [keys[:, q.offset : q.offset + q.end - q.start] for q in split_query_tiles(zigzag)]
@@ -119,8 +119,7 @@ class FirstKeys:
 
     @classmethod
     def build_window(cls, window: int, zigzag: Zigzag, device: torch.device) -> FirstKeys:
-        """Build for rows of a single document: a query sees itself and `window` − 1 earlier
-        keys."""
+        """Build for single-document rows: a query sees itself and `window` − 1 earlier keys."""
         keys = (zigzag.index(device) - window + 1).clamp(min=0)
         spans = [(query.start, query.end - 1) for query in split_query_tiles(zigzag)]
         bounds = [(max(0, a - window + 1), max(0, b - window + 1)) for a, b in spans]
@@ -132,7 +131,7 @@ class FirstKeys:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries, and the keys of the current hop that they may see."""
+    """Queries, and the current hop's keys that they may see."""
 
     queries: slice
     keys: slice
@@ -141,7 +140,7 @@ class Tile:
 
 
 around_tiles: Callable[[Iterator[Tile]], Iterator[Tile]] = iter
-"""Iterates over the tiles of a hop. To count operations, it yields a single tile per size."""
+"""Iterates over a hop's tiles. To count operations, it yields a single tile per size."""
 
 
 class Hops:
@@ -203,7 +202,8 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def attend(q: Tensor, k: Tensor, v: Tensor, hops: Hops, scale: float) -> tuple[Tensor, Tensor]:
-        """Return the output [rows, kv_heads, group, part, dim] and the scores' log-sum-exp."""
+        """Return the output [rows, kv_heads, group, local_length, dim] and the scores'
+        log-sum-exp."""
         queries = group_heads(q, k.shape[2]) * scale
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
@@ -259,7 +259,8 @@ def compute_scores(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
 
 
 def group_heads(x: Tensor, kv_heads: int) -> Tensor:
-    """x [rows, part, heads, dim] → [rows, kv_heads, group, part, dim], in fp32 or wider."""
+    """x [rows, local_length, heads, dim] → [rows, kv_heads, group, local_length, dim], in fp32 or
+    wider."""
     heads: Tensor = widen(x).unflatten(2, (kv_heads, -1))
     return heads.permute(0, 2, 3, 1, 4)
 
@@ -270,7 +271,7 @@ def ungroup_heads(x: Tensor) -> Tensor:
 
 
 def circulate(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, x of that rank), starting with this rank. The next x travels meanwhile."""
+    """Yield (rank, that rank's x), starting with this rank. The next x travels meanwhile."""
     for hop in range(axis.size):
         wait_for_next = send_along_ring(x, axis) if hop + 1 < axis.size else None
         yield (axis.rank - hop) % axis.size, x
@@ -281,8 +282,8 @@ def circulate(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
 def circulate_with_gradients(
     x: Tensor, axis: Axis, add: Callable[[int, Tensor, Tensor], None]
 ) -> Tensor:
-    """Return the gradient of this rank's x, in fp32 or wider. `add(rank, x, gradient)` adds this
-    rank's contribution to the gradient of `rank`, which follows x along the ring to its owner."""
+    """Return this rank's x gradient, in fp32 or wider. `add(rank, x, gradient)` adds this rank's
+    contribution to `rank`'s gradient, which follows x along the ring to its owner."""
     returning: Callable[[], Tensor] | None = None
     for owner, local in circulate(x, axis):
         gradient = torch.zeros_like(widen(local))

@@ -3,10 +3,10 @@
 Each operator returns a sharding spec for its parameters. Parameters without a spec are replicated
 on all ranks, and their gradients are summed. The same holds for modules on several pipeline stages.
 
-    Sharded(0)               rows; each rank has a contiguous part
-    Sharded(0, (q, k, v))    rows of concatenated blocks; each rank has a part of each block
+    Sharded(0)               rows; each rank has a contiguous slice
+    Sharded(0, (q, k, v))    rows of concatenated blocks; each rank has a slice of each block
 
-Under expert parallelism, a rank has whole experts instead: parts of dimension 0.
+Under expert parallelism, a rank has whole experts instead: slices along dimension 0.
 
 The specs determine a rank's slices of an unsharded tensor, their position in a checkpoint, and
 which gradients are summed.
@@ -26,7 +26,7 @@ from .local_shard import LocalShard, Sharded, ShardingSpec
 @runtime_checkable
 class Shardable(Protocol):
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        """Return the sharding of parameters over `ranks` tensor-parallel ranks."""
+        """Return how parameters are sharded over `ranks` tensor-parallel ranks."""
 
 
 @runtime_checkable
@@ -44,7 +44,7 @@ class Resizable(Protocol):
 
 
 def slice_local_shard(shard: LocalShard, tensor: Tensor) -> Tensor:
-    """Slice a local shard out of the unsharded tensor."""
+    """Slice a local shard from the unsharded tensor."""
     if shard.runs is None:
         return tensor
     if tensor.is_meta:  # torch.cat of meta tensors imports torch._dynamo: 1.5 s
@@ -60,7 +60,7 @@ def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
     """
     axis = axes.tensor
     shards = {
-        name: LocalShard(tuple(parameter.shape), copies=axes.holders(name).whole)
+        name: LocalShard(tuple(parameter.shape), copies=axes.holders(name).replicated)
         for name, parameter in model.named_parameters()
     }
     for path, module in list(model.named_modules()):
@@ -88,13 +88,13 @@ def shard_parameters(model: nn.Module, axes: Axes) -> dict[str, LocalShard]:
 
 
 def get_expert_spec(module: nn.Module) -> ShardingSpec:
-    """Return the sharding of a module's parameters under expert parallelism."""
+    """Return a module's sharding spec under expert parallelism."""
     names = module.experts if isinstance(module, HasExperts) else ()
     return dict.fromkeys(names, Sharded(0))
 
 
 def get_tensor_spec(module: nn.Module, axis: Axis) -> ShardingSpec:
-    """Return the sharding of a module's parameters under tensor parallelism."""
+    """Return a module's sharding spec under tensor parallelism."""
     if axis.size == 1 or not isinstance(module, Shardable):
         return {}
     return module.sharding_spec(axis.size)

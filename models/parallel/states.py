@@ -1,10 +1,10 @@
-"""State passing between parts of a row: S ← decay · S + added, part by part.
+"""State passing between a row's slices: S ← decay · S + added, rank by rank.
 
-Each part computes its contribution to the state and the decay of the incoming state. These
-summaries go to every later rank, and each rank folds the summaries of earlier ranks. The payload
-does not depend on the row length: on average (N−1)/2 summaries per rank, sent at the same time.
-Gradients of states pass backward in the same way: kernels call `receive_state(…, backward=True)`,
-plain torch differentiates.
+Each rank computes its contribution to the state and the incoming state's decay. These summaries go
+to every later rank, and each rank folds the earlier ranks' summaries. The payload does not depend
+on the row length: on average (N−1)/2 summaries per rank, sent at the same time. State gradients
+pass backward in the same way: kernels call `receive_state(…, backward=True)`, plain torch
+differentiates.
 """
 
 from __future__ import annotations

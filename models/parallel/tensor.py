@@ -1,13 +1,13 @@
-"""Communication of tensor parallelism, forward and backward.
+"""Tensor-parallel communication, forward and backward.
 
-Between operators a rank has a part of every sequence (sequence parallelism). Inside an operator it
-has full sequences and some of the heads or channels:
+Between operators a rank has a slice of every sequence (sequence parallelism). Inside an operator it
+has full sequences and some heads or channels:
 
     u [rows, L/N, D] ─ norm ─ gather ─► x [rows, L, D] ─ operator ─► partial ─ scatter ─► + u
 
-The objective is the *sum* of the ranks' losses, and every function here is differentiated
-accordingly. So the gradient of a sharded parameter is complete on its rank, and the gradient of a
-replicated parameter is a partial sum, to be summed over the axis.
+The objective is the *sum* over the ranks' losses, and every function here is differentiated
+accordingly. So a sharded parameter's gradient is complete on its rank, and a replicated parameter's
+gradient is partial, to be summed over the axis.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .collectives import all_gather, all_reduce, reduce_scatter
 
 
 def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """Concatenate the parts of all ranks along `dim`."""
+    """Concatenate all ranks' slices along `dim`."""
     if axis.size == 1:
         return x
     gathered: Tensor = _Gather.apply(x, axis, dim)
@@ -31,11 +31,11 @@ def gather(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
 
 
 def scatter(x: Tensor, axis: Axis, dim: int = 1) -> Tensor:
-    """Sum x over all ranks, and return this rank's part along `dim`."""
+    """Sum x over all ranks, and return this rank's slice along `dim`."""
     if axis.size == 1:
         return x
-    part: Tensor = _Scatter.apply(x, axis, dim)
-    return part
+    local: Tensor = _Scatter.apply(x, axis, dim)
+    return local
 
 
 def reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -98,8 +98,8 @@ def _scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 
 def select_local_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """Return the groups of this rank's members: x [..., groups · channels / ranks] → [...,
-    local_groups, channels].
+    """Select the groups for this rank's members: x [..., groups · channels / ranks] →
+    [..., local_groups, channels].
 
     If the axis size does not divide the groups, a rank holds a fraction of a group. Then all groups
     are gathered, and each rank selects its members' groups, once per run of members.
@@ -112,8 +112,8 @@ def select_local_groups(x: Tensor, groups: int, members: int, axis: Axis) -> Ten
 
 
 def select_local_filters(filters: Tensor, groups: int, members: int, axis: Axis) -> Tensor:
-    """Return the filters of this rank's members, from filters [groups, …] that adjacent members
-    share in equal numbers.
+    """Select the filters for this rank's members, from filters [groups, …], each shared by equally
+    many adjacent members.
 
     If the axis size does not divide the groups, every rank has all filters.
     """
@@ -124,7 +124,7 @@ def select_local_filters(filters: Tensor, groups: int, members: int, axis: Axis)
 
 def split_group_runs(groups: int, members: int, axis: Axis) -> list[int]:
     """Split this rank's members into equal runs, as long as possible, that do not cross groups.
-    Return the group of each run."""
+    Return the runs' groups."""
     local_members = axis.part_range(members)
     run_length = math.gcd(members // groups, len(local_members))
     return [member * groups // members for member in local_members[::run_length]]

@@ -1,4 +1,4 @@
-"""Tile size of ring attention in plain torch."""
+"""Tile size for ring attention in plain torch."""
 
 TILE = 256
 """Queries whose scores are in memory at once."""

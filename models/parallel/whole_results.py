@@ -1,6 +1,6 @@
 """Composite results: many operations compute them, and a recompute rule saves them as a unit.
 
-Ring attention is a loop of operations and messages. A rule that saves attention saves the loop's
+Ring attention loops over operations and messages. A rule that saves attention saves the loop's
 final result, so the recomputation runs no hop and sends no message.
 """
 
@@ -20,14 +20,14 @@ Compute = Callable[[], tuple[Tensor, ...]]
 class CompositeResultMode(TorchDispatchMode):
     """Dispatch mode that intercepts composite results."""
 
-    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
-        """Return the result of `compute`, or a saved result."""
+    def run_composite(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+        """Return `compute()`, or a saved result."""
         raise NotImplementedError
 
 
 def run_composite(kind: Results, compute: Compute) -> tuple[Tensor, ...]:
-    """Run `compute`, whose operations count as a single operation of this kind."""
+    """Run `compute`, whose operations count as a single operation with this kind."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if isinstance(mode, CompositeResultMode):
-            compute = partial(mode.run_whole, kind, compute)
+            compute = partial(mode.run_composite, kind, compute)
     return compute()

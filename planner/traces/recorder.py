@@ -42,7 +42,7 @@ class OperationRecorder(CompositeResultMode):
         self.saved_kind: Results | Literal[""] = ""
         """Kind of the composite result that the next operations compute a part of."""
 
-    def run_whole(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
+    def run_composite(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         self.saved_kind = kind
         try:
             return compute()

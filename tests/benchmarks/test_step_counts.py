@@ -80,7 +80,7 @@ with fake_gpu() as gpu:
         grouped_outer(x, x, ends)
     loops = [where, [wait.name for wait in gpu.waits]]
     gpu.clear()  # free filters over packed rows
-    documents = Documents.from_cu_seqlens(torch.tensor([0, 100, 640]), (1, 640)).to(x.device)
+    documents = Documents.build(torch.tensor([0, 100, 640]), (1, 640)).to(x.device)
     x, taps = (torch.zeros(*shape, device="cuda") for shape in ((1, 640, 24), (8, 300)))
     y = gated_convolution(x, taps, documents, gated=True)
     torch.ops.headrace.fft_convolution_backward(y, x, taps, None, documents.host.positions, True)

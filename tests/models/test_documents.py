@@ -17,7 +17,7 @@ def packed(draw: st.DrawFn) -> tuple[Documents, list[int], int, int]:
     cuts = draw(st.lists(st.integers(0, rows * length), max_size=12))
     edges = sorted([0, rows * length, *cuts])
     cu_seqlens = torch.tensor(edges, dtype=torch.int32)
-    return Documents.from_cu_seqlens(cu_seqlens, (rows, length)), edges, rows, length
+    return Documents.build(cu_seqlens, (rows, length)), edges, rows, length
 
 
 @settings(deadline=None)
@@ -97,8 +97,8 @@ def test_layouts_do_not_wait_for_a_device(case: tuple[Documents, list[int], int,
     there = documents.to(torch.device("meta"))
     assert there.positions.is_meta and there.positions.shape == documents.positions.shape
     part = Documents(documents.positions[:, length // 2 :], documents).to(torch.device("meta"))
-    assert part.whole is not None
-    for one, same in ((there, documents), (part.whole, documents)):
+    assert part.full_rows is not None
+    for one, same in ((there, documents), (part.full_rows, documents)):
         there_sizes = [source.shape for source in one.buckets().sources]
         assert there_sizes == [source.shape for source in same.buckets().sources]
         assert one.buckets().place.is_meta
@@ -110,7 +110,7 @@ def test_a_row_may_continue_a_document() -> None:
     layout = documents.aligned(2)
     assert layout.continues.tolist() == [[True, False, True]]
     assert documents.index.tolist() == [[0, 0, 1, 1, 1]]
-    assert documents.lengthened(2).positions.tolist() == [[1, 2, 3, 4, 0, 1, 2]]
+    assert documents.prepend_history(2).positions.tolist() == [[1, 2, 3, 4, 0, 1, 2]]
 
 
 def test_the_plain_layout_pads_the_end() -> None:
@@ -135,5 +135,5 @@ def test_the_plain_layout_pads_the_end() -> None:
 )
 def test_wrong_boundaries_are_refused(ends: list[int], shape: tuple[int, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words) as raised:
-        Documents.from_cu_seqlens(torch.tensor(ends), shape)
+        Documents.build(torch.tensor(ends), shape)
     assert raised.value.hint is not None and "from 0 to rows" in raised.value.hint

@@ -23,7 +23,7 @@ BOUND = 1e-10
 
 def batch() -> tuple[Tensor, Documents, list[tuple[int, int]]]:
     tokens = torch.randint(0, 23, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
-    documents = Documents.from_cu_seqlens(torch.tensor(CUTS, dtype=torch.int32), (ROWS, LENGTH))
+    documents = Documents.build(torch.tensor(CUTS, dtype=torch.int32), (ROWS, LENGTH))
     edges = sorted({*CUTS, *range(0, ROWS * LENGTH + 1, LENGTH)})
     return tokens, documents, list(pairwise(edges))
 
@@ -56,7 +56,7 @@ def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
     cuts = sorted([0, rows * length, *data.draw(st.lists(st.integers(0, rows * length)))])
     tokens = torch.randint(0, 23, (rows, length), generator=torch.Generator().manual_seed(1))
     probe = torch.randn(rows * length, 23, generator=torch.Generator().manual_seed(2)).double()
-    documents = Documents.from_cu_seqlens(torch.tensor(cuts), (rows, length))
+    documents = Documents.build(torch.tensor(cuts), (rows, length))
     edges = sorted({*cuts, *range(0, rows * length + 1, length)})
     packed = tiny(tokens, documents).flatten(0, 1)
     alone = torch.cat([tiny(tokens.flatten()[None, a:b])[0] for a, b in pairwise(edges)])
@@ -86,7 +86,7 @@ def test_without_isolation_documents_see_each_other(tiny: Model) -> None:
 def test_a_missing_boundary_is_seen(tiny: Model) -> None:
     tokens, documents, _ = batch()
     cuts = torch.tensor([cut for cut in CUTS if cut != 40], dtype=torch.int32)
-    other = Documents.from_cu_seqlens(cuts, (ROWS, LENGTH))
+    other = Documents.build(cuts, (ROWS, LENGTH))
     difference = (tiny(tokens, documents) - tiny(tokens, other)).abs()
     assert difference[0, :40].max() < BOUND
     assert difference[0, 40:].max() > 1e-6

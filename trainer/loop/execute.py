@@ -53,11 +53,11 @@ def forward_pass(
         for tensor in (batch.tokens, batch.targets, batch.weights)
     )
     global_shape = (tokens.shape[0], tokens.shape[1] * context.size)
-    documents = Documents.from_cu_seqlens(batch.cu_seqlens, global_shape)
+    documents = Documents.build(batch.cu_seqlens, global_shape)
     # On the CPU, single-document rows and packed rows add in different orders.
     if device.type == "cuda" and not documents.packed:
         return engine(tokens, targets, weights, None, chunk, stream)
-    on_device = documents.part(context).to(device)
+    on_device = documents.shard(context).to(device)
     return engine(tokens, targets, weights, on_device, chunk, stream)
 
 

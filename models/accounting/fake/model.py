@@ -1,4 +1,4 @@
-"""Model of fake tensors with a single layer per kind, whose parts run forward and backward.
+"""A model on fake tensors with a single layer per kind, whose parts run forward and backward.
 
 On a GPU, fused kernels run where `kernel: auto` chooses them. On a CPU, rows have documents, as in
 training. Sharded experts run as if no other rank had experts: each gets an equal share of the rows,
@@ -39,9 +39,9 @@ T = TypeVar("T")
 class _Documents(Documents):
     """Documents with real tensors as layouts, since shapes depend on the values."""
 
-    def lengthened(self, before: int) -> Documents:
+    def prepend_history(self, before: int) -> Documents:
         with _disable_current_modes():
-            return _Documents(super().lengthened(before).positions)
+            return _Documents(super().prepend_history(before).positions)
 
     def buckets(self) -> Buckets:
         with _disable_current_modes():
@@ -55,9 +55,9 @@ class _Documents(Documents):
         with _disable_current_modes():
             return super().spans(compiled=compiled)
 
-    def kept(self, key: Hashable, build: Callable[[Documents], T]) -> T:
+    def get_or_build(self, key: Hashable, build: Callable[[Documents], T]) -> T:
         with _disable_current_modes():
-            return super().kept(key, build)
+            return super().get_or_build(key, build)
 
 
 @contextmanager
@@ -72,12 +72,12 @@ def _threads(num_threads: int) -> Iterator[None]:
 
 
 class FakeModel:
-    """Model and micro-batch of fake tensors."""
+    """Model and micro-batch on fake tensors."""
 
     def __init__(self, config: ModelConfig, shape: Shape) -> None:
         degrees = shape.degrees
         self.shape, self.mode = shape, new_mode()
-        self.config = _with_local_experts(config, degrees.ep)
+        self.config = _keep_local_experts(config, degrees.ep)
         self.axes = Axes(
             tensor=Axis(None, degrees.tp - 1, degrees.tp),
             context=Axis(
@@ -117,7 +117,7 @@ class FakeModel:
             return None
         rows, length = shape.rows, shape.seq_len
         ends = torch.arange(0, rows * length + 1, length)
-        rows_documents = _Documents(Documents.from_cu_seqlens(ends, (rows, length)).positions)
+        rows_documents = _Documents(Documents.build(ends, (rows, length)).positions)
         if axis.size == 1:
             return rows_documents
         return _Documents(rows_documents.positions[:, axis.part(length)], rows_documents)
@@ -134,7 +134,7 @@ class FakeModel:
         return meter.peak
 
     def forward(self, watch: AbstractContextManager[object], z_loss: float = 0.0) -> None:
-        """Run a forward pass of all layers, and the loss, within `watch`."""
+        """Run all layers forward, and the loss, within `watch`."""
         with self._fake_tensors(), watch:
             tokens, batch = self._tokens(), self._batch()
             batch = replace(batch, embeddings=self.model.embed(tokens, batch))
@@ -208,8 +208,8 @@ def _leaves_under(model: Model, roots: tuple[str, ...]) -> dict[str, Tensor]:
     return {name: leaf for name, leaf in model.named_parameters() if name.startswith(roots)}
 
 
-def _with_local_experts(config: ModelConfig, ep: int) -> ModelConfig:
-    """Return the model with a rank's number of experts."""
+def _keep_local_experts(config: ModelConfig, ep: int) -> ModelConfig:
+    """Return the model with as many experts as a rank holds."""
     if ep == 1:
         return config
     operators = dict(config.operators)
@@ -221,7 +221,7 @@ def _with_local_experts(config: ModelConfig, ep: int) -> ModelConfig:
 
 
 def fp8_matrices(config: ModelConfig, fp8: Fp8Config) -> list[int]:
-    """Count the FP8 matrices of each layer."""
+    """Count FP8 matrices by layer."""
     model = quantize(build_meta(config), fp8)
     return [
         sum(getattr(module, "fp8", False) for module in block.modules())

@@ -55,7 +55,7 @@ class Draw:
         cuts = torch.randint(1, max(total, 2), (4 * shape.rows,), generator=generator)
         cuts = torch.cat([cuts, cuts[:1] + 1, torch.tensor([0, total])]).clamp(max=total)
         sorted_cuts = cuts.sort().values.to(torch.int32)
-        documents = Documents.from_cu_seqlens(sorted_cuts, (shape.rows, shape.length))
+        documents = Documents.build(sorted_cuts, (shape.rows, shape.length))
         positions = documents.positions
         if continued:
             positions = positions + 5 * ((positions == 0).cumsum(1) == 1)

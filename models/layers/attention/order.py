@@ -1,5 +1,5 @@
-"""Order in which torch's implementations of attention are tried, in all threads of a process: also
-where the backward pass computes a forward pass again."""
+"""Order in which torch tries its attention implementations, in all threads: also where the backward
+pass recomputes a forward pass."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NONDETERMINISTIC = {"cudnn"}
 
 @dataclass(frozen=True, kw_only=True)
 class KernelsConfig:
-    """Implementations of operations that have several."""
+    """Implementations for operations that have several."""
 
     attention: tuple[Implementation, ...] = IMPLEMENTATIONS
-    """Implementations of attention in order of preference; those left out never run. torch takes
-    the first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient:
-    for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+    """Attention implementations in order of preference; those left out never run. torch takes the
+    first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient: for
+    fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
     fallback: bool = False
     """Run plain torch in place of fused kernels that fail their attestation before the first step
     on a GPU. false: a kernel that fails ends the run."""

@@ -1,7 +1,8 @@
-"""Attention of packed documents as one call: torch's `varlen_attn`, on CUDA in half precision.
+"""Attention over packed documents in a single call: torch's `varlen_attn`, on CUDA in half
+precision.
 
-It runs on the rows as they are, with the ends of the documents: nothing is gathered, padded or
-masked. torch chooses cuDNN or flash attention (order.py; torch 2.11: always flash).
+It runs on the rows as they are, with the documents' ends: nothing is gathered, padded or masked.
+torch chooses cuDNN or flash attention (order.py; torch 2.11: always flash).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ...kernels.choice import requests_kernel
 
 SUPPORTED_DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
-"""Limit of flash attention."""
+"""Flash attention's limit."""
 
 
 def supports_packed_attention(kernel: Kernel, q: Tensor) -> bool:
-    """Return True if one call can compute the attention of q [rows, length, heads, head_dim]."""
+    """Return True if a single call can compute attention for q [rows, length, heads, head_dim]."""
     fits = q.dtype in SUPPORTED_DTYPES and q.shape[-1] % 8 == 0 and q.shape[-1] <= MAX_HEAD_DIM
     on_gpu = q.device.type == "cuda" or q.is_meta or isinstance(q, FakeTensor)
     return requests_kernel(kernel, q.device) and on_gpu and fits

@@ -1,17 +1,16 @@
 """Ring attention by flash attention, on CUDA in half precision, as parallel/ring.py arranges it.
 
-Each hop is one call of torch's flash attention (two where a rank has its own keys), whose outputs
-are merged by their log-sum-exp:
+Each hop is a call to torch's flash attention (two where a rank has its own keys); outputs are
+merged by log-sum-exp:
 
     z = log(exp z₁ + exp z₂),   y = exp(z₁ − z)·y₁ + exp(z₂ − z)·y₂
 
-The backward pass calls flash attention's, with the merged output and log-sum-exp: the
-probabilities exp(score − z) are then those of the whole row, and the gradients of the hops are
-added, in fp32.
+The backward pass calls flash attention's, with the merged output and log-sum-exp: the probabilities
+exp(score − z) are then the whole row's, and the hops' gradients are added, in fp32.
 
-Packed documents need no mask. Of the keys of an earlier chunk, queries see those of the one
-document that reaches from there into their own chunk: one range of keys, which one range of
-queries sees. Within a chunk, documents are segments of one causal call.
+Packed documents need no mask. In an earlier chunk, queries see only the document that continues
+into their own chunk: a single key range, seen by a single query range. Within a chunk, documents
+are segments in a causal call.
 """
 
 from __future__ import annotations
@@ -27,33 +26,34 @@ import torch
 from torch import Tensor
 
 from ...config.precision import widen
-from ...documents import Documents, moved
+from ...documents import Documents, copy_async
 from ...parallel.axes import Axis
 from ...parallel.ring import RowChunk, Zigzag, circulate, circulate_with_gradients
 from ...parallel.whole_results import run_composite
 
 Range = tuple[int, int]
-"""Start and end of a token range; the end is exclusive."""
+"""Token range [start, end)."""
 
 
 def ring_flash_attention(
     q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis, *, scale: float
 ) -> Tensor:
-    """Return attention over whole rows, like q [rows, part, heads, head_dim]; k and v [rows, part,
-    kv_heads, head_dim]. `documents` are those of whole rows; None: each row is one document."""
-    rows, part = q.shape[:2]
+    """Return attention over whole rows, like q [rows, local_length, heads, head_dim]; k and v
+    [rows, local_length, kv_heads, head_dim]. `documents` describe full rows; None: each row is a
+    single document."""
+    rows, local_length = q.shape[:2]
     num_heads = [q.shape[2], k.shape[2], v.shape[2]]
-    zigzag = Zigzag(part, axis)
+    zigzag = Zigzag(local_length, axis)
     if documents is None:
-        calls = plan_row_calls(rows, part, axis, q.device)
+        calls = plan_row_calls(rows, local_length, axis, q.device)
     else:
-        key = ("ring", part, axis.rank, axis.size)
-        calls = documents.kept(
-            key, lambda host: plan_calls(document_columns(host), zigzag, part).to(q.device)
+        key = ("ring", local_length, axis.rank, axis.size)
+        calls = documents.get_or_build(
+            key, lambda host: plan_calls(document_columns(host), zigzag, local_length).to(q.device)
         )
     zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).flatten(0, 1)
     y: Tensor = _FlashRing.apply(*zigzag_qkv.split(num_heads, dim=1), calls, axis, scale)
-    return zigzag.collect(y.unflatten(0, (rows, part)))
+    return zigzag.collect(y.unflatten(0, (rows, local_length)))
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class FlashCall:
     """One flash-attention call: the n-th query range sees the n-th key range."""
 
     queries: Sequence[Range]
-    """Ranges of this rank's tokens, all rows concatenated."""
+    """Ranges among this rank's tokens, all rows concatenated."""
     keys: Sequence[Range]
-    """Ranges of the key owner's tokens, all rows concatenated."""
+    """Ranges among the key owner's tokens, all rows concatenated."""
     causal: bool
     ends: Tensor
     """int32 [2, ranges + 1]: cumulative lengths from 0, for queries and for keys."""
@@ -94,17 +94,17 @@ class FlashCalls:
         return [*within, *(call for call in [self.between[owner]] if call is not None)]
 
     def to(self, device: torch.device) -> FlashCalls:
-        def to_device(call: FlashCall) -> FlashCall:
-            return FlashCall(call.queries, call.keys, call.causal, moved(call.ends, device))
+        def move_call(call: FlashCall) -> FlashCall:
+            return FlashCall(call.queries, call.keys, call.causal, copy_async(call.ends, device))
 
-        between = [None if call is None else to_device(call) for call in self.between]
-        return FlashCalls(to_device(self.within), between)
+        between = [None if call is None else move_call(call) for call in self.between]
+        return FlashCalls(move_call(self.within), between)
 
 
 @lru_cache(maxsize=16)
-def plan_row_calls(rows: int, part: int, axis: Axis, device: torch.device) -> FlashCalls:
+def plan_row_calls(rows: int, local_length: int, axis: Axis, device: torch.device) -> FlashCalls:
     """Plan the calls for rows that hold one document."""
-    return plan_calls([[0]] * rows, Zigzag(part, axis), part).to(device)
+    return plan_calls([[0]] * rows, Zigzag(local_length, axis), local_length).to(device)
 
 
 def document_columns(documents: Documents) -> list[list[int]]:
@@ -112,15 +112,16 @@ def document_columns(documents: Documents) -> list[list[int]]:
     return [row.nonzero().flatten().tolist() for row in documents.segment_starts()]
 
 
-def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> FlashCalls:
-    """Plan the calls for rows whose documents begin at `starts`; a rank holds `part` tokens."""
+def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, local_length: int) -> FlashCalls:
+    """Plan the calls for rows whose documents begin at `starts`; a rank holds `local_length`
+    tokens."""
     axis = zigzag.axis
     local_chunks = zigzag.chunks(axis.rank)
     within: list[Range] = []
     for row, columns in enumerate(starts):
         for chunk in local_chunks:
             inner_starts = [start for start in columns if chunk.start < start < chunk.end]
-            shift = row * part + chunk.offset - chunk.start
+            shift = row * local_length + chunk.offset - chunk.start
             cuts = [chunk.start, *inner_starts, chunk.end]
             within += [(a + shift, b + shift) for a, b in pairwise(cuts) if a < b]
     between: list[FlashCall | None] = []
@@ -130,7 +131,7 @@ def plan_calls(starts: Sequence[Sequence[int]], zigzag: Zigzag, part: int) -> Fl
             for row in starts
         ]
         shifted = [
-            [(a + row * part, b + row * part) for a, b in ranges]
+            [(a + row * local_length, b + row * local_length) for a, b in ranges]
             for row, ranges in enumerate(range_pairs)
             if ranges is not None
         ]
@@ -191,7 +192,7 @@ class _FlashRing(torch.autograd.Function):
     def attend(
         q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the output and the log-sum-exp of the scores, fp32 [heads, tokens]."""
+        """Return the output and the scores' log-sum-exp, fp32 [heads, tokens]."""
         merged = torch.zeros_like(widen(q))
         log_z = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
         for owner, owner_kv in circulate(torch.stack([k, v]), axis):
@@ -242,7 +243,7 @@ def flash_backward(
     call: FlashCall,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v [tokens, heads or kv_heads, head_dim]."""
+    """Return dq, dk and dv [tokens, heads or kv_heads, head_dim]."""
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device), q.new_empty(0)
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
         dy, q, k, v, y, log_z, *call.ends, *call.longest, 0.0, call.causal, *no_dropout, scale=scale
@@ -253,7 +254,7 @@ def flash_backward(
 def merge_outputs(
     merged: Tensor, log_z: Tensor, call_output: Tensor, call_log_z: Tensor, ranges: Sequence[Range]
 ) -> None:
-    """Merge the output and the log-sum-exp of a call into those of all calls so far, in place."""
+    """Merge a call's output and log-sum-exp into the running ones, in place."""
     for (merged_range, output_range), (merged_log_z, new_log_z) in zip(
         split_ranges(merged, call_output, ranges),
         split_ranges(log_z.T, call_log_z.T, ranges),
@@ -266,7 +267,7 @@ def merge_outputs(
 
 
 def join_ranges(x: Tensor, ranges: Sequence[Range]) -> Tensor:
-    """Return ranges of the tokens of x, concatenated; no copy if they are adjacent."""
+    """Concatenate token ranges in x; no copy if they are adjacent."""
     if all(a[1] == b[0] for a, b in pairwise(ranges)):
         return x[ranges[0][0] : ranges[-1][1]]
     return torch.cat([x[a:b] for a, b in ranges])

@@ -122,7 +122,7 @@ def test_padding_has_no_influence_on_a_step(tmp_path: Path) -> None:
     shape = {"vocab_size": 512, "width": 16, "pattern": "[mixer/ssm]", "operators": layers}
     model = Model(build(ModelConfig, shape, source="a test"))
     model.init_weights(1)
-    inside = Documents.from_cu_seqlens(batch.cu_seqlens, batch.tokens.shape)
+    inside = Documents.build(batch.cu_seqlens, batch.tokens.shape)
     seen = batch.targets[batch.weights > 0]
     assert seen.numel() == sum(map(len, documents)) - len(documents)
 

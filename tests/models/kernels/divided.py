@@ -88,10 +88,10 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
     """Return the largest difference of loss and gradients, relative to the largest number."""
     whole, divided = made(pattern, "torch").double(), made(pattern, "triton")
     _, weights = batch()
-    documents = Documents.from_cu_seqlens(CUTS, (ROWS, LENGTH))
+    documents = Documents.build(CUTS, (ROWS, LENGTH))
     wanted = loss(whole, ALONE, documents, weights.double())
     divided.shard(axes)
-    found = loss(divided, axes.context, documents.part(axes.context), weights)
+    found = loss(divided, axes.context, documents.shard(axes.context), weights)
     ours = gradients(divided, found)
     found = found.detach().double()
     dist.all_reduce(found)

@@ -52,7 +52,7 @@ def test_packed_rows_take_the_first(
     monkeypatch.setattr(varlen, "_should_use_cudnn", lambda _: True)
     monkeypatch.setattr(varlen, "_cudnn_version_and_major_capability", lambda _: (92400, 9))
     ends = torch.tensor([0, 100, 256], dtype=torch.int32)
-    spans = Documents.from_cu_seqlens(ends, (1, 256)).spans()
+    spans = Documents.build(ends, (1, 256)).spans()
     with FakeTensorMode(allow_non_fake_inputs=True), attention_order(order), Calls() as calls:
         q = torch.empty(1, 256, 4, 64, device="cuda", dtype=torch.bfloat16)
         packed_attention(q, q, q, spans, scale=0.1, window=None)

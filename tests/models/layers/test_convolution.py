@@ -31,7 +31,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def documents_of(cuts: list[int], rows: int, length: int) -> Documents:
     inside = sorted({0, rows * length, *(cut % (rows * length + 1) for cut in cuts)})
-    return Documents.from_cu_seqlens(torch.tensor(inside, dtype=torch.int32), (rows, length))
+    return Documents.build(torch.tensor(inside, dtype=torch.int32), (rows, length))
 
 
 @settings(max_examples=40, deadline=None)

@@ -59,7 +59,7 @@ def by_definition(
 
 def outputs(attention: Any, x: Tensor) -> list[Tensor]:
     """Return the output of packed rows, and the gradients of input and weights."""
-    documents = Documents.from_cu_seqlens(torch.tensor(ENDS, dtype=torch.int32), SHAPE)
+    documents = Documents.build(torch.tensor(ENDS, dtype=torch.int32), SHAPE)
     given = x.clone().requires_grad_()
     y = attention(given, BatchContext(documents.positions, documents))
     weights = list(attention.parameters())

@@ -24,7 +24,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def documents_of(cuts: list[int], length: int) -> Documents:
     inside = sorted({0, 2 * length, *(cut % (2 * length + 1) for cut in cuts)})
-    return Documents.from_cu_seqlens(torch.tensor(inside, dtype=torch.int32), (2, length))
+    return Documents.build(torch.tensor(inside, dtype=torch.int32), (2, length))
 
 
 def ssd_inputs(length: int) -> tuple[Tensor, ...]:

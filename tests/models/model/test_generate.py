@@ -35,7 +35,7 @@ def test_pieces_equal_the_whole(tiny: Model, pieces: list[int]) -> None:
 def test_a_document_may_begin_anywhere(tiny: Model) -> None:
     tokens = tokens_of(2, 41)
     cuts = torch.tensor([0, 11, 41, 47, 48, 82], dtype=torch.int32)
-    documents = Documents.from_cu_seqlens(cuts, (2, 41))
+    documents = Documents.build(cuts, (2, 41))
     states = tiny.new_states(41)
     with torch.no_grad():
         parts = [

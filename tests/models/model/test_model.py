@@ -107,7 +107,7 @@ def test_bf16_is_near_fp32(tiny: Model) -> None:
     model.init_weights(0)
     model.eval()
     tokens = tokens_of(2, 40)
-    documents = Documents.from_cu_seqlens(torch.tensor([0, 17, 40, 80]), (2, 40))
+    documents = Documents.build(torch.tensor([0, 17, 40, 80]), (2, 40))
     with torch.no_grad():
         exact = model(tokens, documents)
         half = model.bfloat16()(tokens, documents)
@@ -120,7 +120,7 @@ def test_bf16_is_near_fp32(tiny: Model) -> None:
 def test_recompute_changes_nothing(tiny: Model, mode: str, packed: bool) -> None:
     tokens = tokens_of(2, 30)
     cuts = torch.tensor([0, 11, 30, 60])
-    documents = Documents.from_cu_seqlens(cuts, (2, 30)) if packed else None
+    documents = Documents.build(cuts, (2, 30)) if packed else None
     parameters = list(tiny.parameters())
     kept = tiny(tokens, documents)
     wanted = torch.autograd.grad(kept.square().sum(), parameters)
@@ -231,7 +231,7 @@ def test_blocks_compile_without_a_graph_break(
     """Every kind of block, also with packed rows; only FFTs break, as layouts depend on data."""
     tokens = tokens_of(2, 48)
     cuts = torch.tensor([0, 20, 48, 49, 96])
-    documents = Documents.from_cu_seqlens(cuts, (2, 48)) if packed else None
+    documents = Documents.build(cuts, (2, 48)) if packed else None
     eager = everything(tokens, documents)
     everything.set_recompute(recompute)
     torch.compiler.reset()  # torch limits how often the code of a block is compiled

@@ -36,7 +36,7 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
     tokens, probe = batch(model)
     documents = None
     if cuts is not None:
-        documents = Documents.from_cu_seqlens(torch.tensor(cuts), (ROWS, LENGTH))
+        documents = Documents.build(torch.tensor(cuts), (ROWS, LENGTH))
     hidden, losses = model.hidden(tokens, documents)
     logits = model.logits(hidden)
     names, parameters = zip(*model.named_parameters(), strict=True)

@@ -52,7 +52,7 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     tokens, weights = batch(model)
     total = torch.zeros((), dtype=torch.float64)
     for row in range(ROWS):
-        documents = Documents.from_cu_seqlens(torch.tensor(CUTS), (1, LENGTH))
+        documents = Documents.build(torch.tensor(CUTS), (1, LENGTH))
         ids, w = tokens[row : row + 1], weights[row : row + 1]
         hidden, losses = model.hidden(ids[:, :-1], documents)
         total = total + model.loss(hidden, ids[:, 1:], w, 1e-3)[0] + losses.sum() * w.sum()

@@ -35,4 +35,6 @@ def test_the_halo(
 
 
 def test_the_halo_of_whole_rows_is_zero() -> None:
-    assert torch.equal(receive_halo(torch.ones(1, 4, 2), 3, ALONE, part=4), torch.zeros(1, 3, 2))
+    assert torch.equal(
+        receive_halo(torch.ones(1, 4, 2), 3, ALONE, local_length=4), torch.zeros(1, 3, 2)
+    )

@@ -72,9 +72,9 @@ def largest(model: Model, size: int, part: int, **forms: Any) -> int:
     axis = Axis(None, size - 1, size)
     model.shard(Axes(context=axis, **forms))
     length = part * size
-    documents = Documents.from_cu_seqlens(torch.tensor([0, 9, length // 3, length]), (1, length))
+    documents = Documents.build(torch.tensor([0, 9, length // 3, length]), (1, length))
     with network_of(axis), Largest() as mode:
-        hidden, _ = model.hidden(torch.zeros(1, part, dtype=torch.int64), documents.part(axis))
+        hidden, _ = model.hidden(torch.zeros(1, part, dtype=torch.int64), documents.shard(axis))
         hidden.sum().backward()
     return mode.numbers
 

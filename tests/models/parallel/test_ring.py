@@ -66,7 +66,7 @@ def test_the_ring(
     past = None
     if cuts is not None or window is not None:
         edges = sorted({0, ROWS * length, *(cut % (ROWS * length) for cut in cuts or ())})
-        past = Documents.from_cu_seqlens(torch.tensor(edges), (ROWS, length)).positions
+        past = Documents.build(torch.tensor(edges), (ROWS, length)).positions
         past = past if window is None else past.clamp(max=window - 1)
     sent = past.numpy() if past is not None else None
     worst = differs(
@@ -114,7 +114,7 @@ def test_the_ring_by_flash_attention(
     past = edges = None
     if cuts is not None:
         edges = sorted({0, ROWS * length, *(cut % (ROWS * length) for cut in cuts)})
-        past = Documents.from_cu_seqlens(torch.tensor(edges), (ROWS, length)).positions
+        past = Documents.build(torch.tensor(edges), (ROWS, length)).positions
     worst = differs(
         pools[size], "ring_flash", lambda q, k, v: by_definition(q, k, v, past), inputs, edges
     )

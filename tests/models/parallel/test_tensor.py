@@ -50,7 +50,7 @@ def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
 
 def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     tokens, weights = batch(model)
-    documents = Documents.from_cu_seqlens(torch.tensor(CUTS), (ROWS, LENGTH))
+    documents = Documents.build(torch.tensor(CUTS), (ROWS, LENGTH))
     hidden, losses = model.hidden(tokens[:, :-1], documents)
     tokens_loss, _ = model.loss(hidden, tokens[:, 1:], weights, z_loss=1e-3)
     total = tokens_loss + (losses * weights.sum(1)).sum()

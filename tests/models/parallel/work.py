@@ -80,8 +80,8 @@ def model_part(
     with FAULTS[fault]() if fault else nullcontext():
         documents = None
         if cuts is not None:
-            whole = Documents.from_cu_seqlens(torch.tensor(cuts), tokens.shape)  # type: ignore[arg-type]
-            documents = whole.part(axis)
+            whole = Documents.build(torch.tensor(cuts), tokens.shape)  # type: ignore[arg-type]
+            documents = whole.shard(axis)
         hidden, losses = model.hidden(torch.from_numpy(tokens[:, ours]), documents)
         logits = model.logits(hidden)
         known = torch.from_numpy(probe[:, ours, shared.part(probe.shape[2])])
@@ -115,7 +115,7 @@ def share_of_loss(
     model.shard(Axes(tensor=context_axis()))
     model.set_recompute(recompute)
     ids, w = torch.from_numpy(tokens), torch.from_numpy(counted)
-    documents = Documents.from_cu_seqlens(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
+    documents = Documents.build(torch.tensor(cuts), tuple(w.shape))  # type: ignore[arg-type]
     with FAULTS[fault]() if fault else nullcontext():
         hidden, losses = model.hidden(ids[:, :-1], documents)
         total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + (losses * w.sum(1)).sum()
@@ -159,9 +159,9 @@ def share_of_objective(
     with FAULTS[fault]() if fault else nullcontext():
         for row in range(parallel.dp_rank, len(tokens), parallel.dp):
             ids, w = (torch.from_numpy(each[row : row + 1]) for each in (tokens, counted))
-            documents = Documents.from_cu_seqlens(torch.tensor(cuts), (1, length))
+            documents = Documents.build(torch.tensor(cuts), (1, length))
             hidden, losses = model.hidden(
-                ids[:, :-1][:, ours], documents.part(parallel.axes.context)
+                ids[:, :-1][:, ours], documents.shard(parallel.axes.context)
             )
             loss, _ = model.loss(hidden, ids[:, 1:][:, ours], w[:, ours], 1e-3)
             total = total + loss + losses.sum() * w[:, ours].sum()
@@ -206,7 +206,7 @@ def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | No
     documents = None
     if cuts is not None:
         whole = (len(q), q.shape[1] * axis.size)
-        documents = Documents.from_cu_seqlens(torch.tensor(cuts), whole)
+        documents = Documents.build(torch.tensor(cuts), whole)
     ring_flash_module.flash = flash_on_cpu
     ring_flash_module.flash_backward = flash_backward_on_cpu
     return ring_flash_attention(q, k, v, documents, axis, scale=0.5)
@@ -265,7 +265,7 @@ def heads_first(*tensors: Tensor, like: Tensor) -> list[Tensor]:
 
 def halo_of(axis: Axis, x: Tensor, count: int) -> Tensor:
     """Add to each position a sum in which each position of the halo has its own weight."""
-    before = receive_halo(x[:, -count:], count, axis, part=x.shape[1])
+    before = receive_halo(x[:, -count:], count, axis, local_length=x.shape[1])
     assert before.shape[1] == count
     return x + (before.sin() * torch.arange(1, count + 1)[:, None]).sum(dim=1, keepdim=True)
 
@@ -296,8 +296,8 @@ def shifted_halo() -> Iterator[None]:
     """Each part gets its halo shifted by one position."""
     right = halo.receive_halo
 
-    def wrong(x: Tensor, count: int, axis: Axis, *, part: int) -> Tensor:
-        return right(x, count, axis, part=part).roll(1, dims=1)
+    def wrong(x: Tensor, count: int, axis: Axis, *, local_length: int) -> Tensor:
+        return right(x, count, axis, local_length=local_length).roll(1, dims=1)
 
     with mock.patch("headrace.models.operators.short_conv.receive_halo", wrong):
         yield
@@ -325,7 +325,7 @@ def routers_alone() -> Iterator[None]:
 @contextmanager
 def positions_anew() -> Iterator[None]:
     """Positions restart in each part."""
-    with mock.patch.object(Documents, "part", documents_anew):
+    with mock.patch.object(Documents, "shard", documents_anew):
         yield
 
 

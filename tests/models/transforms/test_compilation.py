@@ -52,7 +52,7 @@ def results(model: Model, length: int, starts: list[int] | None) -> list[torch.T
     documents = None
     if starts is not None:
         ends = torch.tensor([0, *starts, length, 2 * length])
-        documents = Documents.from_cu_seqlens(ends, (2, length))
+        documents = Documents.build(ends, (2, length))
     y = model(tokens, documents)
     return [y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))]
 
@@ -106,7 +106,7 @@ def test_the_number_of_documents_makes_no_graph() -> None:
     )
     for starts in ([8], [8, 16], [4, 8, 12, 20]):
         ends = torch.tensor([0, *starts, 32])
-        documents = Documents.from_cu_seqlens(ends, (1, 32))
+        documents = Documents.build(ends, (1, 32))
         documents.prepare([], spans=True, compiled=True)
         spans = documents.spans()
         assert graph(spans) == ends.sum() * spans.longest
@@ -114,8 +114,8 @@ def test_the_number_of_documents_makes_no_graph() -> None:
 
 
 def test_a_part_of_the_rows_prepares_the_ends_of_whole_rows() -> None:
-    whole = Documents.from_cu_seqlens(torch.tensor([0, 20, 32]), (1, 32))
-    whole.part(Axis(None, 1, 2)).prepare([], spans=True, compiled=True)
+    whole = Documents.build(torch.tensor([0, 20, 32]), (1, 32))
+    whole.shard(Axis(None, 1, 2)).prepare([], spans=True, compiled=True)
     [spans] = whole._spans
     assert spans.ends.tolist() == [0, 20, 32]
 

@@ -49,7 +49,7 @@ def context(rows: int, length: int, cuts: Sequence[int] | None = None) -> BatchC
     if cuts is None:
         return BatchContext(torch.arange(length).unsqueeze(0))
     edges = sorted({0, rows * length, *(r * length + cut for r in range(rows) for cut in cuts)})
-    documents = Documents.from_cu_seqlens(torch.tensor(edges), (rows, length))
+    documents = Documents.build(torch.tensor(edges), (rows, length))
     return BatchContext(documents.positions, documents)
 
 

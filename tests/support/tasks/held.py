@@ -126,8 +126,8 @@ def is_sharded(module: Any) -> bool:
 def batch_of(number: int, parallel: Any) -> tuple[Any, ...]:
     ours = parallel.axes.context.part(layouts.LENGTH)
     rows = [tensor[number : number + 1][:, ours].clone() for tensor in layouts.global_batch(0)[:3]]
-    documents = Documents.from_cu_seqlens(torch.tensor([0, layouts.LENGTH]), (1, layouts.LENGTH))
-    return (*rows, documents.part(parallel.axes.context))
+    documents = Documents.build(torch.tensor([0, layouts.LENGTH]), (1, layouts.LENGTH))
+    return (*rows, documents.shard(parallel.axes.context))
 
 
 def parts_of(engine: Any, before: set[int]) -> Held:

@@ -59,7 +59,7 @@ def whole_square(model: str, rows: int) -> float:
     for row in range(rows):
         tokens, targets, weights, starts = (part[row : row + 1] for part in batch)
         cuts = [0, *starts[0].nonzero().flatten().tolist(), tokens.shape[1]]
-        documents = Documents.from_cu_seqlens(torch.tensor(cuts).unique(), tuple(tokens.shape))
+        documents = Documents.build(torch.tensor(cuts).unique(), tuple(tokens.shape))
         (objective(tokens, targets, weights, documents).total / divisor).backward()
     found = [each.grad for each in objective.parameters() if each.grad is not None]
     return sum(float(gradient.double().square().sum()) for gradient in found)

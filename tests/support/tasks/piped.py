@@ -147,7 +147,7 @@ def exact(
         whole = objective_of(config, recompute)
         wanted = []
         for batch in batches(number, packed=packed):
-            documents = Documents.from_cu_seqlens(
+            documents = Documents.build(
                 batch.cu_seqlens, (len(batch.tokens), batch.tokens.shape[1])
             )
             sums = whole(*batch[:3], documents)
@@ -251,9 +251,7 @@ class TorchStage(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch = next(self.batches)
-        documents = Documents.from_cu_seqlens(
-            batch.cu_seqlens, (len(batch.tokens), batch.tokens.shape[1])
-        )
+        documents = Documents.build(batch.cu_seqlens, (len(batch.tokens), batch.tokens.shape[1]))
         stream = (x,) if self.chunk else ()
         out, _ = self.model.run_chunk(self.chunk, batch.tokens, documents, stream)
         return out[0]

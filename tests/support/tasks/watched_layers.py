@@ -122,7 +122,7 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
         ends = torch.tensor([0, *starts[row].nonzero().flatten().tolist(), tokens.shape[1]])
         cuts = torch.unique(ends)
         one = tokens[row : row + 1]
-        model(one, Documents.from_cu_seqlens(cuts, tuple(one.shape)))
+        model(one, Documents.build(cuts, tuple(one.shape)))
     found: dict[str, dict[str, float]] = {
         name: {"activation_rms": float(torch.cat(each).detach().double().square().mean().sqrt())}
         for name, each in outputs.items()

@@ -119,7 +119,7 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
         for row in range(work.ROWS):
             cuts = starts[row].nonzero().flatten()
             ends_at = torch.tensor([work.LENGTH])
-            documents = Documents.from_cu_seqlens(
+            documents = Documents.build(
                 torch.cat([ends_at - work.LENGTH, cuts, ends_at]), (1, work.LENGTH)
             )
             one = slice(row, row + 1)

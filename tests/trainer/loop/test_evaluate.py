@@ -69,7 +69,7 @@ def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Para
     with torch.no_grad():
         for step in Loader(rows, micro_batch=1):
             for batch in step:
-                documents = Documents.from_cu_seqlens(batch.cu_seqlens, (1, 16))
+                documents = Documents.build(batch.cu_seqlens, (1, 16))
                 logits = model.eval().logits(model.hidden(batch.tokens, documents)[0])
                 each = cross_entropy(logits[0], batch.targets[0], reduction="none")
                 sums[batch.sources[0]] += float((each * batch.weights[0]).sum())
