@@ -245,7 +245,7 @@ def test_active_parameters_are_those_that_a_token_uses() -> None:
     model = build_meta(config)
     unused = 15 * 7 * 3 * 1152 * 3072
     assert count_active_parameters(model) == count_parameters(model) - unused
-    six_n = 6 / TRAINING * sum(forward_flops(build_meta(config), 2048).values())
+    six_n = 6 / (TRAINING * sum(forward_flops(build_meta(config), 2048).values()))
     assert abs(six_n * count_active_parameters(model) - 1) < 0.1
     assert six_n * count_parameters(model) - 1 > 3, "a negative control"
     dense = build_meta(load_model_config("tiny-zamba"))
