@@ -117,7 +117,7 @@ class RankMemory:
         shards = self.shards(split.tp, layout.ep)
         if any(sequence):
             traces = self.footprints.traces(split.context_only, layout.ep, engine.linear)
-            context_passes = traces.whole(rules)
+            context_passes = traces.trace_model(rules)
             layers = [
                 context_layer if is_sequence else layer
                 for layer, context_layer, is_sequence in zip(
