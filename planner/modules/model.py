@@ -1,4 +1,4 @@
-"""A sequence of foreign modules in place of a model."""
+"""Foreign modules (another program's) in place of a model."""
 
 from __future__ import annotations
 

@@ -132,8 +132,8 @@ class Costs:
         forward = split_operations(layer.forward, "forward", split, rings)
         backward = split_operations(layer.backward, "backward", split, rings)
         return ComputeTimes(
-            [(work.saved, machine.seconds([work], "forward", over)) for work, over in forward],
-            sum(machine.seconds([work], "backward", over) for work, over in backward),
+            [(work.saved, machine.seconds([work], "forward", cut)) for work, cut in forward],
+            sum(machine.seconds([work], "backward", cut) for work, cut in backward),
             sum(work.count for work, _ in forward if work.kind == "launch"),
         )
 
@@ -183,7 +183,7 @@ class Costs:
         shape, layout = grid.shape, grid.layout
         split = shape.split
         _, head = self.passes(split, layout.ep)
-        engine, parameters = self._split_engine(grid, split)
+        engine, parameters = self._price_split(grid, split)
         module_names = list(parameters.modules)
         kinds = []
         for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
@@ -292,7 +292,7 @@ class Costs:
         for sequence in (False, True) if simulate and self._may_be_sequence(grid) else (False,):
             split = _select_split(grid, sequence)
             passes, _ = self.passes(split, grid.layout.ep)
-            engine, parameters = self._split_engine(grid, split)
+            engine, parameters = self._price_split(grid, split)
             kinds = zip(passes, parameters.layers, strict=True)
             forms.append([LayerForm(times, engine, costs, sequence) for times, costs in kinds])
         return forms
@@ -300,11 +300,11 @@ class Costs:
     def _sizes(self, grid: Grid, sequence: bool, early_gradients: bool) -> list[LayerBytes]:
         """Return the layer kinds' bytes in a form."""
         split, ep = _select_split(grid, sequence), grid.layout.ep
-        pp, degrees = _split_degrees(grid, split)
+        pp, degrees = _derive_degrees(grid, split)
         linear = grid.engine.linear
         sizes = self.memory.footprints.estimate(split, ep, linear).kinds
         state = unsharded = self.memory.sample_parts(grid.engine, pp, degrees)
-        engine, _ = self._split_engine(grid, split)
+        engine, _ = self._price_split(grid, split)
         if False in engine.reshards:
             unsharded = self.memory.sample_parts(grid.engine, pp, degrees, unsharded_blocks=True)
         columns = sizes, self.useful_rules(split, ep, linear), state.layers, unsharded.layers
@@ -312,10 +312,10 @@ class Costs:
             LayerBytes(*kind_sizes, early_gradients) for kind_sizes in zip(*columns, strict=True)
         ]
 
-    def _split_engine(
+    def _price_split(
         self, grid: Grid, split: Split
     ) -> tuple[messages.EngineMessages, PartTable[messages.ParameterCosts]]:
-        return self.price_engine(grid.engine, *_split_degrees(grid, split))
+        return self.price_engine(grid.engine, *_derive_degrees(grid, split))
 
     def useful_rules(self, split: Split, ep: int, linear: LinearForm) -> list[tuple[Rule, ...]]:
         """Return the rules that no other dominates, by kind.
@@ -390,6 +390,6 @@ def _select_split(grid: Grid, sequence: bool) -> Split:
     return split.context_only if sequence else split
 
 
-def _split_degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
+def _derive_degrees(grid: Grid, split: Split) -> tuple[int, Degrees]:
     """Return the number of stages, and the degrees where ranks share rows by `split`."""
     return grid.layout.pp, replace(grid.degrees, tp=split.tp, cp=split.cp)

@@ -89,23 +89,23 @@ class Floors:
         """Return the lower bound for a stage whose chunks have these layers."""
         last = self.stages * self.chunks - 1
         ends: list[PartMemory] = []
-        activations = 0.0
+        fullest_bytes = 0.0  # activations and a workspace, at the fullest moment
         moment = self.find_fullest_moment(stage)
         for number, (in_flight, (first, end)) in enumerate(
             zip(moment.in_flight, ranges, strict=False)
         ):
             chunk = stage + number * self.stages
-            activations += in_flight * (self._activation_sums[end] - self._activation_sums[first])
+            fullest_bytes += in_flight * (self._activation_sums[end] - self._activation_sums[first])
             if chunk == 0:
                 ends.append(self.parts.first)
-                activations += in_flight * self.activations.first
+                fullest_bytes += in_flight * self.activations.first
             if chunk == last:
                 ends.append(self.parts.last)
-                activations += in_flight * self.activations.last
+                fullest_bytes += in_flight * self.activations.last
             if number == moment.next:
                 kind = self.layers[end - 1]
                 workspace = self.activations.workspaces[kind] + self.parts.layers[kind].gathered
-                activations += self.activations.last_workspace if chunk == last else workspace
+                fullest_bytes += self.activations.last_workspace if chunk == last else workspace
         names = {name for first, end in ranges for name in self.layer_modules[first:end]}
         modules = [self.parts.modules[name] for name in names if name is not None]
         floor = 0.0
@@ -113,7 +113,7 @@ class Floors:
             sums = self._state_sums[index]
             size = sum(sums[end] - sums[first] for first, end in ranges)
             size += sum(memory[index] - ROUNDING for memory in (*ends, *modules))
-            floor = max(floor, size + (activations if index == 0 else 0.0))
+            floor = max(floor, size + (fullest_bytes if index == 0 else 0.0))
         return floor
 
     @cached_property
@@ -123,19 +123,19 @@ class Floors:
             min(self.find_fullest_moment(stage).in_flight) for stage in range(self.stages)
         )
         activations = self._activation_sums[-1] + self.activations.first + self.activations.last
-        activations *= min_in_flight
+        fullest_bytes = min_in_flight * activations
         workspaces = [
             self.activations.workspaces[kind] + self.parts.layers[kind].gathered
             for kind in {*self.layers}
         ]
         smallest_last = min(*workspaces, self.activations.last_workspace)
-        activations += (self.stages - 1) * min(workspaces) + smallest_last
+        fullest_bytes += (self.stages - 1) * min(workspaces) + smallest_last
         ends = [self.parts.first, self.parts.last]
         modules = [self.parts.modules[name] for name in {*self.layer_modules} if name is not None]
         floor = max(
             self._state_sums[moment][-1]
             + sum(memory[moment] - ROUNDING for memory in (*ends, *modules))
-            + (activations if moment == 0 else 0.0)
+            + (fullest_bytes if moment == 0 else 0.0)
             for moment in self.moments
         )
         return floor / self.stages
