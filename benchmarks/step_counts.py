@@ -83,7 +83,6 @@ def count_step(
     boundaries: Sequence[int],
     guard: Guard | None = None,
     *,
-    precision: str = "bf16",
     recompute: Recompute = "none",
 ) -> Counts:
     """Count the second step of a run whose rows hold documents with these boundaries: its launches,
@@ -92,7 +91,7 @@ def count_step(
         dist.init_process_group("cpu:gloo,cuda:fake", store=HashStore(), rank=0, world_size=1)
     with fake_gpu() as gpu:
         parallel = create_groups(LayoutConfig(), "cuda", timedelta(minutes=1))
-        number_formats = PRECISIONS[precision]
+        number_formats = PRECISIONS["bf16"]
         model = quantize(build_meta(config), number_formats.fp8)
         model.set_recompute(recompute)
         engine = Fsdp2Config().build(Objective(model), AdamWConfig(), number_formats, parallel)

@@ -112,10 +112,5 @@ def lines() -> list[Line]:
 
 
 def predictable() -> list[Line]:
-    """Return the lines that _gpu_predictions.py predicts: kernels, not compiled, one
-    micro-batch."""
-    return [
-        line
-        for line in lines()
-        if line.kernels == "auto" and not line.compiled and line.micro_batches == 1
-    ]
+    """Return the lines that the planner predicts: rows of one document."""
+    return [line for line in lines() if not line.packed]

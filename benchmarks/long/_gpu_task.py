@@ -10,9 +10,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-PREDICTION = "prediction of "
-"""Begins the name of a prediction's line."""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -21,8 +18,6 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    if options.task == "predictions":
-        return predictions(options.arguments, options.dry)
     if options.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
     if options.task in ("ncu", "sanitizer"):
@@ -42,21 +37,6 @@ def main() -> int:
         "fp8": _gpu_products.fp8,
     }
     return tasks[options.task](options.dry)
-
-
-def predictions(names: list[str], dry: bool) -> int:
-    """Print the predictions of these lines."""
-    from benchmarks.long._gpu_lines import Sizes, lines
-    from benchmarks.long._gpu_predictions import predict
-
-    by_name = {f"{PREDICTION}{line.name}": line for line in lines()}
-    for name in names:
-        try:
-            text = predict(by_name[name], Sizes(dry))
-        except Exception as error:  # the measurement does not depend on it
-            text = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:300]
-        print(f"{name}: {text}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":

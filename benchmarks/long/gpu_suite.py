@@ -1,6 +1,6 @@
 """Everything to run on a first GPU, in four parts of at most nine minutes.
 
-    python -m benchmarks.long.gpu_suite --predict --out DIR     predictions; needs no GPU
+    python -m benchmarks.long.gpu_suite --predict --out DIR     what `trainer plan` predicts
     python -m benchmarks.long.gpu_suite --part 1 --out DIR      rates, one step, all kernel checks
     python -m benchmarks.long.gpu_suite --part 2 --out DIR      training: gpu_step, with peers
     python -m benchmarks.long.gpu_suite --part 3 --out DIR      times of kernels, ncu
@@ -61,7 +61,11 @@ def main(words: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--part", type=int, nargs="+", choices=PARTS, default=[])
-    parser.add_argument("--predict", action="store_true", help="write part 2's predictions alone")
+    parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="write the predictions of `trainer plan`, for part 2 to compare with",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     parser.add_argument("--dry", action="store_true", help="tiny sizes on a CPU")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds of a part (540)")
@@ -74,7 +78,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
     from benchmarks.long._tasks import stop_with_tasks
 
-    if not (options.dry or options.predict or torch.cuda.is_available()):
+    if options.predict:
+        return write_predictions(options.out)
+    if not (options.dry or torch.cuda.is_available()):
         print("no GPU found: nothing was checked or measured (try --dry)", file=sys.stderr)
         return 1
     if options.dry and find_spec("numpy") is None:
@@ -83,9 +89,27 @@ def main(words: Sequence[str] | None = None) -> int:
     stop_with_tasks()
     options.out.mkdir(parents=True, exist_ok=True)
     worst = 0
-    for part in options.part or [2]:
+    for part in options.part:
         worst = max(worst, run_part(part, options), key=(0, TIME_IS_UP, 1).index)
     return worst
+
+
+def write_predictions(folder: Path) -> int:
+    """Append predictions to part 2's lines. Return 1 if the planner makes none of a line."""
+    from benchmarks.long._gpu_lines import predictable
+    from benchmarks.long._gpu_predictions import HARDWARE, predict, prediction_name
+    from benchmarks.long._tasks import FAILURES, Report, circumstances
+
+    folder.mkdir(parents=True, exist_ok=True)
+    report = Report(folder / "part-2.txt", resumed=True, again=[])
+    for line in circumstances(True):
+        report(line)
+    texts = []
+    for hardware in HARDWARE:
+        for line in predictable():
+            texts.append(predict(line, hardware))
+            report(f"{prediction_name(line, hardware)}: {texts[-1]}")
+    return int(any(text.startswith(FAILURES) for text in texts))
 
 
 def run_part(part: int, options: argparse.Namespace) -> int:
@@ -94,20 +118,18 @@ def run_part(part: int, options: argparse.Namespace) -> int:
 
     until = time.monotonic() + options.limit
     first = Report(options.out / "part-1.txt", resumed=True)
-    if part in (2, 3) and not options.predict and (wrong := failed(tasks(1, options), first)):
+    if part in (2, 3) and (wrong := failed(tasks(1, options), first)):
         print(f"part 1 has wrong results: {'; '.join(wrong)}. {FIX}", file=sys.stderr)
         return 1
     report = Report(options.out / f"part-{part}.txt", resumed=True, again=[options.again or ""])
-    for line in circumstances(options.dry or options.predict):
+    for line in circumstances(options.dry):
         report(line)
     work = tasks(part, options)
     chosen = [task for task in work if fnmatch(task.name, options.only or "*")]
-    if options.predict:
-        chosen = work[:1]
-    elif part in (2, 3) and unfinished(tasks(1, options), first):
+    if part in (2, 3) and unfinished(tasks(1, options), first):
         report("part 1 is not complete: these kernels are not checked")
     run_all(chosen, report, until)
-    if part == 2 and not options.predict:
+    if part == 2:
         for line in summary(report):
             report(line)
     wrong, missing = failed(chosen, report), unfinished(chosen, report)
@@ -148,19 +170,13 @@ def checks(options: argparse.Namespace) -> list[Task]:
 
 
 def training(options: argparse.Namespace) -> list[Task]:
-    """Return the predictions, and the lines of gpu_step with its peers, in one process."""
-    from benchmarks.long._gpu_lines import lines, predictable
+    """Return the lines of gpu_step with its peers, in one process."""
+    from benchmarks.long._gpu_lines import lines
     from benchmarks.long._gpu_peers import PEERS
-    from benchmarks.long._gpu_task import PREDICTION
 
     first = [line.name for line in lines() if replace(line, packed=True).is_first]
     others = [line.name for line in lines() if line.name not in first]
-    predictions = replace(
-        task_of(options, "predictions", "predictions", limit=180),
-        items=tuple(f"{PREDICTION}{line.name}" for line in predictable()),
-        environment={"CUDA_VISIBLE_DEVICES": ""},  # they count on a device that does not exist
-    )
-    return [predictions, steps(options, "training", (*first, *PEERS, *others))]
+    return [steps(options, "training", (*first, *PEERS, *others))]
 
 
 def steps(options: argparse.Namespace, name: str, names: tuple[str, ...]) -> Task:
@@ -200,24 +216,30 @@ def limits(options: argparse.Namespace) -> list[Task]:
 
 def summary(report: Report) -> Iterator[str]:
     """Yield the goals, and tokens/s beside predictions, rows of one document, and peers."""
-    from benchmarks.long._gpu_lines import lines
+    from benchmarks.long._gpu_lines import lines, predictable
     from benchmarks.long._gpu_peers import PEERS
-    from benchmarks.long._gpu_task import PREDICTION
+    from benchmarks.long._gpu_predictions import HARDWARE, prediction_name
 
     ours = [line.name for line in lines()]
+    predictions = [
+        (line.name, prediction_name(line, hardware))
+        for line in predictable()
+        for hardware in HARDWARE
+    ]
     rates, used = {}, {}
-    for name in (*ours, *PEERS, *(f"{PREDICTION}{name}" for name in ours)):
-        found = re.match(r"([\d,.]+) tokens/s, MFU ([\d.]+|—)", report.result(name) or "")
-        if found is not None:
-            rates[name] = float(found[1].replace(",", ""))
-            used[name] = 0.0 if found[2] == "—" else float(found[2])
+    for name in (*ours, *PEERS, *(prediction for _, prediction in predictions)):
+        figures = re.match(r"([\d,.]+) tokens/s(?:, MFU ([\d.]+))?", report.result(name) or "")
+        if figures is not None:
+            rates[name] = float(figures[1].replace(",", ""))
+            used[name] = float(figures[2] or 0)
     for name, wanted in GOALS:
         reached = "not measured"
         if used.get(name):
             reached = f"{used[name]:.3f}, {'reached' if used[name] >= wanted else 'missed'}"
         yield f"goal of {name}, MFU {wanted:.2f}: {reached}"
-    pairs = [(name, f"{PREDICTION}{name}") for name in ours]
-    pairs += [(model, f"{model}, one document") for model in ("hybrid-1b", "transformer-1b")]
+    pairs = predictions + [
+        (model, f"{model}, one document") for model in ("hybrid-1b", "transformer-1b")
+    ]
     pairs += [(peer.split(",")[0].removeprefix("peer of "), peer) for peer in PEERS]
     pairs += [("hybrid-1b", peer) for peer in PEERS if "transformer-1b" in peer]
     for name, other in pairs:

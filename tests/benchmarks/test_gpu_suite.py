@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,9 +20,8 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from benchmarks._gpu_models import MODELS, TINY, with_kernels
-from benchmarks.long import _gpu_profile, _gpu_run, gpu_suite
+from benchmarks.long import _gpu_run, gpu_suite
 from benchmarks.long._gpu_lines import Sizes, lines, predictable
-from benchmarks.long._gpu_tools import launches
 from benchmarks.long._tasks import Report, Task, failed, run, run_all, unfinished
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
@@ -176,7 +177,7 @@ run_all([task], Report(Path({str(tmp_path)!r}) / "lines", resumed=True))
 
 
 def options(out: Path, **given: object) -> argparse.Namespace:
-    usual = {"out": out, "dry": True, "limit": 60.0, "only": None, "again": None, "predict": False}
+    usual = {"out": out, "dry": True, "limit": 60.0, "only": None, "again": None}
     return argparse.Namespace(**(usual | given))
 
 
@@ -220,41 +221,30 @@ def test_every_part_names_each_result_once(tmp_path: Path) -> None:
         names = [name for task in work for name in task.lines]
         assert len(names) == len(set(names)) and all(task.limit for task in work)
     assert gpu_suite.tasks(1, options(tmp_path))[0].name == "rates"
-    predictions, training = gpu_suite.tasks(2, options(tmp_path))
-    assert predictions.items and all(name.startswith("prediction of") for name in predictions.items)
+    [training] = gpu_suite.tasks(2, options(tmp_path))
     assert {line.name for line in lines()} < set(training.items)
 
 
-@pytest.mark.long
-def test_predictions_stand_before_the_measurements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One line of each, through the processes of the suite."""
-    whole = gpu_suite.training
+def test_predictions_are_the_planners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[str] = []
+    plan = {"predicted": {"seconds": 0.2, "memory": 2**30}, "engine": {"kind": "fsdp2"},
+            "layers": [{"recompute": "none"}]}  # fmt: skip
 
-    def short(given: argparse.Namespace) -> list[Task]:
-        predictions, training = whole(given)
-        name = "transformer-1b, plain torch"
-        return [
-            Task(each.name, each.command, each.limit, items, each.environment)
-            for each, items in (
-                (predictions, ("prediction of transformer-1b",)),
-                (training, (name,)),
-            )
-        ]
+    def run(command: Sequence[str], **_: object) -> SimpleNamespace:
+        commands.append(" ".join(command))
+        if "mamba2-1.3b" in command:
+            return SimpleNamespace(returncode=2, stderr="error: no plan fits")
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"plan": plan}))
 
-    monkeypatch.setattr(gpu_suite, "training", short)
-    assert gpu_suite.run_part(2, options(tmp_path, predict=True)) == 0
+    monkeypatch.setattr(subprocess, "run", run)
+    assert gpu_suite.main(["--predict", "--out", str(tmp_path)]) == 1
     text = (tmp_path / "part-2.txt").read_text()
-    assert "prediction of transformer-1b: " in text and "plain torch: " not in text
-    assert gpu_suite.run_part(2, options(tmp_path)) == 0
-    text = (tmp_path / "part-2.txt").read_text()
-    begins = [line.partition(": ")[0] for line in text.splitlines()]
-    measured = "transformer-1b, plain torch"
-    assert begins.count("prediction of transformer-1b") == begins.count(measured) == 1
-    assert begins.index("prediction of transformer-1b") < begins.index(measured)
-    [line] = [line for line in text.splitlines() if line.startswith(f"{measured}: ")]
-    assert all(word in line for word in ("tokens/s", "MFU", "HFU", "GEMM", "engine", "idle"))
+    figures = "81,920 tokens/s, 200.0 ms a step, memory 1.0 GiB, fsdp2, recompute none"
+    assert f"prediction of hybrid-1b, one document on an H100: {figures}\n" in text
+    assert "prediction of mamba2-1.3b, one document on an H200: failed: error: no plan fits" in text
+    assert len(commands) == 2 * len(MODELS)
+    assert "trainer.cli plan --json --gpus 1 --roofline --model hybrid-1b" in commands[0]
+    assert commands[0].endswith("--seq-len 16384 --batch-tokens 16384 --hardware h100")
 
 
 @pytest.mark.slow
@@ -311,7 +301,7 @@ def test_lines_cover_each_setting() -> None:
         assert {line.kernels for line in mine} == {"auto", "torch"}
         assert {line.recompute for line in mine} == {"none", "block"}
         assert {line.precision for line in mine} == PRECISIONS.keys() - {"fp32"}
-    assert {line.model for line in predictable() if line.packed} == MODELS.keys()
+    assert [line.model for line in predictable()] == [*MODELS]
 
 
 def test_steps_are_measured_with_the_settings_of_a_run(
@@ -371,77 +361,21 @@ def test_summary_compares_goals_predictions_and_peers() -> None:
     for line in (
         "transformer-1b: 90,000 tokens/s, MFU 0.510, HFU 0.510",
         "hybrid-1b: 80,000 tokens/s, MFU 0.440, HFU 0.440",
-        "prediction of hybrid-1b: 100,000 tokens/s, MFU 0.5, HFU 0.5",
+        "prediction of hybrid-1b, one document on an H100: 102,500 tokens/s, 195 ms a step",
         "hybrid-1b, one document: 82,000 tokens/s, MFU 0.450, HFU 0.450",
         "transformer-1b, one document: failed: OutOfMemoryError",
         "peer of transformer-1b, by hand: 60,000 tokens/s, MFU 0.4, HFU 0.4",
-        "mamba2-1.3b: 0.120 tokens/s, MFU —, HFU —",  # a dry run on a busy CPU
-        "prediction of mamba2-1.3b: 0.240 tokens/s, MFU 0.000, HFU 0.000",
+        "mamba2-1.3b, one document: 0.120 tokens/s, MFU —, HFU —",  # a dry run on a busy CPU
+        "prediction of mamba2-1.3b, one document on an H200: 0.240 tokens/s, 9 ms a step",
     ):
         report(line)
     found = list(gpu_suite.summary(report))
+    predictions = [line.partition(":")[0] for line in report.lines if "prediction" in line]
     assert "goal of transformer-1b, MFU 0.50: 0.510, reached" in found
     assert "goal of hybrid-1b, MFU 0.45: 0.440, missed" in found
     assert "goal of transformer-1b, one document, MFU 0.50: not measured" in found
-    assert "hybrid-1b at 0.80x the tokens/s of prediction of hybrid-1b" in found
+    assert "hybrid-1b, one document at 0.80x the tokens/s of " + predictions[0] in found
     assert "hybrid-1b at 0.98x the tokens/s of hybrid-1b, one document" in found
     assert "transformer-1b at 1.50x the tokens/s of peer of transformer-1b, by hand" in found
     assert "hybrid-1b at 1.33x the tokens/s of peer of transformer-1b, by hand" in found
-    assert "mamba2-1.3b at 0.50x the tokens/s of prediction of mamba2-1.3b" in found
-
-
-# Traces and tools
-
-
-def event(cat: str, name: str, ts: float, dur: float, correlation: int = 0) -> dict[str, object]:
-    args = {"correlation": correlation} if correlation else {}
-    tid = 7 if cat == "kernel" else 1
-    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid,
-            "args": args}  # fmt: skip
-
-
-def test_device_time_belongs_to_the_operation_that_launched_it() -> None:
-    launched = [  # category, names of the operations around it, time on the device
-        ("GEMM", ["headrace::linear_cross_entropy", "aten::addmm"], 40.0),
-        ("kernel", ["headrace::glu"], 10.0),
-        ("attention", ["torch_attn::_varlen_attn", "aten::_flash_attention_forward"], 8.0),
-        ("attention", ["torch_attn::_varlen_attn_backward", "aten::empty", "aten::zero_"], 2.0),
-        ("glue", ["AddBackward0", "aten::add", "aten::copy_"], 4.0),
-        ("glue", ["Torch-Compiled Region: 0/0"], 3.0),
-        ("engine", [_gpu_profile.ENGINE, "aten::linalg_vector_norm"], 2.0),
-        ("engine", ["FSDP::all_gather (0)", "c10d::_allgather_base_"], 1.0),
-        ("engine", ["Optimizer.step#AdamW.step", "aten::_fused_adamw_"], 5.0),
-    ]
-    events: list[dict[str, object]] = [{"ph": "M", "name": "process_name"}]
-    for number, (_, names, duration) in enumerate(launched):
-        at = 100.0 * number
-        for depth, name in enumerate(names):
-            cat = "cpu_op" if "::" in name and " " not in name else "user_annotation"
-            events.append(event(cat, name, at + depth, 50.0 - 2 * depth))
-        events.append(event("cuda_runtime", "cudaLaunchKernel", at + 10, 1.0, number + 1))
-        events.append(event("kernel", "k", at + 20, duration, number + 1))
-    events.append(event("kernel", "k", 25.0, 5.0, 1))  # a second launch of the call, at once
-    events.append(event("kernel", "k", 5.0, 5.0, 999))  # of an earlier step
-    events.append(event("gpu_user_annotation", "FSDP::all_gather", 0.0, 900.0))
-    found = _gpu_profile.shares(events, steps=1, cuda=True)
-    wanted = {kind: sum(d for each, _, d in launched if each == kind) for kind in found.seconds}
-    wanted["GEMM"] += 5.0
-    assert found.seconds == pytest.approx({kind: 1e-6 * time for kind, time in wanted.items()})
-    assert found.launches == len(launched) + 1
-    assert found.busy == pytest.approx(75e-6)
-    assert sum(map(found.share, found.seconds)) == pytest.approx(1)
-
-
-def test_launches_of_ncu_are_lines() -> None:
-    output = """==PROF== Connected to process 1
-"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
-"0","1","backward(int *, float)","GPU Speed Of Light Throughput","DRAM Throughput","%","61.2"
-"0","1","backward(int *, float)","GPU Speed Of Light Throughput","Duration","us","412.5"
-"0","1","backward(int *, float)","Launch Statistics","Registers Per Thread","register/thread","255"
-"1","1","sums","Launch Statistics","Grid Size","","132"
-"1","1","sums","GPU Speed Of Light Throughput","Duration","us","3.0"
-"""
-    assert list(launches(output.splitlines())) == [
-        "0 backward: 61.2 % of memory bandwidth, 412.5 us duration, 255 register/thread registers",
-        "1 sums: 3.0 us duration",
-    ]
+    assert "mamba2-1.3b, one document at 0.50x the tokens/s of " + predictions[1] in found
