@@ -28,7 +28,8 @@ from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.model.model import Model
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
-from headrace.trainer.engines.fsdp2 import Fsdp2Config, Gather
+from headrace.trainer.engines.fsdp.settings import Gather
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.groups import local_shards
 from headrace.trainer.engines.update import update
 from headrace.trainer.layout.config import LayoutConfig

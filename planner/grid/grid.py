@@ -60,9 +60,13 @@ class Grid:
         schedule = layout.pipeline_schedule
         return micro_batches > schedule.warm_up(layout.pp, layout.chunks, micro_batches)
 
+    @property
+    def _engine_for_ranks(self) -> EngineConfig:
+        return self.engine.for_ranks(self.shape.dp * self.layout.cp)
+
     def settings(self) -> dict[str, Any]:
         """Return all settings by name, for people and for `--explain`."""
-        layout, engine = self.layout, self.engine
+        layout, engine = self.layout, self._engine_for_ranks
         settings: dict[str, Any] = {
             "pp": layout.pp,
             "dp": self.shape.dp,
@@ -84,7 +88,7 @@ class Grid:
         layout = self.layout
         axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
         axes += [f"ep {layout.ep}"] * (layout.ep > 1)
-        details = [self.engine.describe_with_layout(layout)]
+        details = [self._engine_for_ranks.describe_with_layout(layout)]
         if layout.pp > 1:
             chunks = f" × {layout.chunks}" if layout.chunks > 1 else ""
             details.append(f"{layout.schedule}{chunks}")

@@ -64,10 +64,10 @@ class RankMemory:
         return self.parts.parameters(self.run, by_kind=False)
 
     def _state(
-        self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState
+        self, engine: EngineConfig, layout: LayoutConfig, parameters: ParameterState, dp: int
     ) -> EngineState:
         run = replace(self.run, engine=engine, layout=layout)
-        return build_engine_state(run, parameters, self.precision, self.device)
+        return build_engine_state(run, parameters, self.precision, self.device, dp * layout.cp)
 
     def _sample_parts(
         self,
@@ -85,14 +85,16 @@ class RankMemory:
         because these do not add up over parts.
         """
         layout = LayoutConfig(pp=pp, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
-        unsharded, parameters = engine.unsharded_weights(layout), self._kind_parameters
+        ranks, parameters = degrees.dp * degrees.cp, self._kind_parameters
+        unsharded = engine.for_ranks(ranks).unsharded_weights(layout)
         if unsharded_blocks:
             span = LayerShards(layers=(0, len(self.footprints.kind_layers)), reshard=False)
             engine = engine.replace_layer_shards([span])
             unsharded = replace(unsharded, blocks=True)
         if not edges:
             parameters = replace(parameters, groups=())
-        state, weight_bytes = self._state(engine, layout, parameters), self.precision.weight_bytes
+        state = self._state(engine, layout, parameters, degrees.dp)
+        weight_bytes = self.precision.weight_bytes
         return self.shards_by_part(pp, degrees.tp, degrees.ep).map(
             lambda shards: sample_part(state, shards, degrees, unsharded, weight_bytes)
         )
@@ -154,9 +156,10 @@ class RankMemory:
         """
         layout, shape = grid.layout, grid.shape
         stage_shards = self._select_stage_shards(shards, cuts, layout, stage, len(passes.layers))
+        state = self._state(engine, layout, self._parameters, shape.dp)
         return step_memory(
             passes,
-            self._state(engine, layout, self._parameters).memory(stage_shards, grid.degrees),
+            state.memory(stage_shards, grid.degrees),
             layout,
             cuts,
             stage,

@@ -253,7 +253,6 @@ class EngineMessages:
     ) -> None:
         """`parameters` counts a stage's local parameters before the engine shards them."""
         self.layout, self.machine = layout, machine
-        self.traffic = engine.traffic(layout, machine.hardware.file.device.kind)
         self.widths: Mapping[Message, int] = {
             "gather": precision.weight_bytes,
             "reduce": GRADIENT_BYTES,
@@ -263,6 +262,8 @@ class EngineMessages:
         """Bytes per element, by message."""
         self.stride = layout.tp
         self.data_ranks = dp * layout.cp
+        device = machine.hardware.file.device.kind
+        self.traffic = engine.for_ranks(self.data_ranks).traffic(layout, device)
         self.shard_ranks = self.traffic.shard or self.data_ranks
         """Ranks that share a copy of the state."""
         self.gather_bucket = min(parameters, self.traffic.gather_bucket)

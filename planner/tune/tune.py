@@ -312,7 +312,7 @@ def _name(row: LayoutRow) -> str:
     dp = layout.data_parallel(row.plan.planned.gpus)
     axes = f"pp {layout.pp} × dp {dp} × cp {layout.cp} × tp {layout.tp}"
     rules = ", ".join(dict.fromkeys(str(span.recompute) for span in row.plan.layers))
-    engine = row.plan.engine.describe_with_layout(layout)
+    engine = row.plan.engine.for_ranks(dp * layout.cp).describe_with_layout(layout)
     return (
         f"{axes}, {row.plan.micro_batch_tokens:,} tokens, {engine}, "
         f"recompute {rules}, rows of {row.phase.seq_len:,}"

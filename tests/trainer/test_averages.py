@@ -89,7 +89,7 @@ def test_the_accounting_and_the_settings_know_it() -> None:
         run = run_config.build({}, words, source="a test")
         [held] = [
             part
-            for part in engine_state(run, model, PRECISIONS["bf16"], "cuda").state_parts
+            for part in engine_state(run, model, PRECISIONS["bf16"], "cuda", 2).state_parts
             if part.name == "optimizer"
         ]
         assert callable(held.bytes_per_parameter)

@@ -123,7 +123,7 @@ def _stage_state(job: Job, stage: int) -> tuple[EngineState, list[Shards]]:
     chunks = list_chunks(job.run.layout, stage)
     model = build_meta(job.model)
     model.keep(job.cuts, chunks)
-    state = engine_state(job.run, model, job.precision, device)
+    state = engine_state(job.run, model, job.precision, device, degrees.dp * degrees.cp)
     ranks = range(degrees.tp)
     return state, [rank_shards(job.model, degrees, rank, job.cuts, chunks) for rank in ranks]
 

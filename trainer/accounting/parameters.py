@@ -52,9 +52,13 @@ def _groups(run: RunConfig, model: nn.Module, fp32: frozenset[str]) -> Sequence[
     return parameter_groups(model, run.optimizer, fp32) if isinstance(model, Model) else ()
 
 
-def engine_state(run: RunConfig, model: Model, precision: Precision, device: str) -> EngineState:
-    """Return the state that the run's engine and optimizer hold for a model."""
-    return build_engine_state(run, parameter_state(run, model, precision), precision, device)
+def engine_state(
+    run: RunConfig, model: Model, precision: Precision, device: str, ranks: int
+) -> EngineState:
+    """Return the state that the run's engine and optimizer hold for a model, where `ranks` ranks
+    share it (dp × cp)."""
+    parameters = parameter_state(run, model, precision)
+    return build_engine_state(run, parameters, precision, device, ranks)
 
 
 def find_engine_state(
@@ -72,4 +76,4 @@ def find_engine_state(
     layout = replace(run.layout, tp=degrees.tp, cp=degrees.cp, ep=degrees.ep)
     run.engine.check(layout, degrees.dp * degrees.tp * degrees.cp, precision)
     device = choose_device("auto") if run.device == "auto" else run.device
-    return engine_state(run, model, precision, device)
+    return engine_state(run, model, precision, device, degrees.dp * degrees.cp)

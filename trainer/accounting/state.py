@@ -64,10 +64,12 @@ class ParameterState:
 
 
 def build_engine_state(
-    run: RunConfig, parameters: ParameterState, precision: Precision, device: str
+    run: RunConfig, parameters: ParameterState, precision: Precision, device: str, ranks: int
 ) -> EngineState:
-    """Build the state that the run's engine and optimizer need for these parameters."""
-    sharded = run.engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
+    """Build the state that the run's engine and optimizer need for these parameters, where `ranks`
+    ranks share it (dp × cp)."""
+    engine = run.engine.for_ranks(ranks)
+    sharded = engine.state_layout(precision, parameters.optimizer_bytes, device, run.layout)
     trained = add_full_precision(sharded, parameters)
     device_state = StateOnDevice(
         parts=trained,
@@ -79,12 +81,12 @@ def build_engine_state(
     )
     frozen = frozen_parts(parameters.frozen, parameters.fp32, precision)
     state = [*trained, *frozen]
-    memory = add_frozen_memory(partial(run.engine.memory, device_state), parameters.frozen, frozen)
+    memory = add_frozen_memory(partial(engine.memory, device_state), parameters.frozen, frozen)
     return EngineState(
-        engine=run.engine.describe(),
+        engine=engine.describe(),
         device=device,
         state_parts=state,
-        linear=run.engine.linear,
+        linear=engine.linear,
         memory=add_watched_masters(memory, state) if run.watch.layers is not None else memory,
     )
 

@@ -86,6 +86,11 @@ class EngineConfig(ABC):
         """Function for linear layers."""
         return "torch"
 
+    def for_ranks(self, ranks: int) -> EngineConfig:
+        """Return the settings with the defaults for `ranks` ranks that share the state (dp × cp).
+        They are of this start, and no file keeps them: another start may have more ranks."""
+        return self
+
     @classmethod
     @abstractmethod
     def candidates(cls, shard: int | None) -> Sequence[Self]:

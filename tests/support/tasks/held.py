@@ -77,7 +77,7 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     experts = parallel.axes.experts
     degrees = Degrees(dp=parallel.dp, tp=tensor.size, cp=context.size, ep=experts.size)
     precision = layout.split("-")[2]
-    config = layouts.engine_config(layout)
+    config = layouts.engine_config(layout).for_ranks(parallel.data.size)
     sharded = config.state_layout(PRECISIONS[precision], ADAMW, "cpu", parallel.pipe.layout)
     shape = load_model_config(CONFIGS / f"{model}.yaml")
     run = replace(RunConfig(), engine=config)

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.engines import update as steps_of
+from headrace.trainer.engines.fsdp.one_rank_engine import OneRank
+from headrace.trainer.engines.fsdp.whole_weights import WholeWeights
 from headrace.trainer.engines.optimizers.exchange import Exchange
 from headrace.trainer.layout.groups import Parallel
 
@@ -79,6 +81,35 @@ def own_ranges(parallel: Parallel) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def late_weights(parallel: Parallel) -> Iterator[None]:
+    """Masters are rounded into the weights before an update, not after it."""
+    step = OneRank.step
+
+    def wrong(self: OneRank, lr: float, finite: torch.Tensor) -> None:
+        self.weights.refresh()
+        with mock.patch.object(self.weights, "refresh"):
+            step(self, lr, finite)
+
+    with mock.patch.object(OneRank, "step", wrong):
+        yield
+
+
+@contextmanager
+def half_sums(parallel: Parallel) -> Iterator[None]:
+    """Gradients of micro-batches are summed in half precision."""
+    add = WholeWeights.add_pending
+
+    def wrong(self: WholeWeights) -> None:
+        add(self)
+        for master in self.masters.values():
+            if master.grad is not None:
+                master.grad.copy_(master.grad.bfloat16())
+
+    with mock.patch.object(WholeWeights, "add_pending", wrong):
+        yield
+
+
 FAULTS: dict[str, Callable[[Parallel], Any]] = {
     "unsummed": unsummed,
     "mixed": mixed,
@@ -86,4 +117,6 @@ FAULTS: dict[str, Callable[[Parallel], Any]] = {
     "other rows": other_rows,
     "own ranges": own_ranges,
     "wide": wide,
+    "late weights": late_weights,
+    "half sums": half_sums,
 }

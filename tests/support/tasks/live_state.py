@@ -45,7 +45,8 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
 
     mine: dict[str, Any] = {}
     shards = engine.objective.model.local_shards
-    for name, parameter in parameters(engine.objective).items():
+    masters = getattr(engine, "parameters", parameters(engine.objective))
+    for name, parameter in masters.items():
         for kind in (MASTER, *engine.fragment_builder.states[name]):  # type: ignore[attr-defined]
             whole = _full(engine, parameter, kind, DTensor).clone()
             mine[f"{kind}.{name}"] = (shards[name], whole)
@@ -70,6 +71,9 @@ def _full(engine: Any, parameter: nn.Parameter, kind: str, dtensor: type) -> tor
         if kind != MASTER:  # Muon has no state for an empty shard, so it may have to be made
             tensor = engine.optimizer.state_tensors(parameter, [kind])[kind]
         return tensor.detach().full_tensor()  # type: ignore[no-any-return,union-attr]
+    if not hasattr(engine, "engine"):  # FSDP2 on one rank
+        tensor = engine.optimizer.state_tensors(parameter, [kind])[kind] if kind != MASTER else None
+        return (parameter if tensor is None else tensor).detach()
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     wrapper = engine.engine.optimizer

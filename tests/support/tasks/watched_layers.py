@@ -150,7 +150,8 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         squares = LayerSquares(engine, names, gradients)
         copied = [torch.tensor(sum(each.nbytes for each in squares.weights_before))] * 2
         dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
-        config, precision = work.engine_config(layout), PRECISIONS[layout.split("-")[2]]
+        config = work.engine_config(layout).for_ranks(parallel.data.size)
+        precision = PRECISIONS[layout.split("-")[2]]
         parts = config.state_layout(precision, 8, "cpu", parallel.pipe.layout)
         run = replace(RunConfig(), engine=config)
         parameters = parameter_state(run, build_meta(config_of("tiny")), precision)

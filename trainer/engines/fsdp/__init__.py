@@ -1,0 +1,1 @@
+"""FSDP2's keys, and its engine for a rank that holds the whole state alone."""
