@@ -21,6 +21,7 @@ HEADRACE = {
     ),
     "trainer": ("..trainer.cli:main", "Start, resume and report runs."),
     "models": ("..models.cli:main", "Show, count and convert models."),
+    "kernels": ("..models.compilation.cli:main", "Compile fused kernels before a run."),
     "bench": ("..planner.measure.cli:main", "Measure blocks and collectives on this machine."),
     "doctor": (".doctor:main", "Check this machine: versions, devices, missing packages."),
     "config": ("..trainer.guide.config_key:main", "Explain a key of a run, a mixture or a model."),

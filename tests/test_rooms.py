@@ -104,6 +104,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "transforms",
         "accounting",
         "attestation",
+        "compilation",
         "conversion",
         "cli",
     ),

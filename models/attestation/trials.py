@@ -112,14 +112,14 @@ def examine(case: Case, dtype: str, device: str, trials: Sequence[Trial]) -> Ver
 def run_trial(case: Case, dtype: str, device: str, trial: Trial) -> dict[str, float]:
     """Return errors by tensor, as in `measure_errors`."""
     drawn_dtype = torch.float32 if case.dtype_name else getattr(torch, dtype)
-    with _limit_programs(trial.programs):
+    with limit_programs(trial.programs):
         return measure_errors(
             case, Draw(drawn_dtype, device, trial.seed), trial.shape, repeated=True
         )
 
 
 @contextmanager
-def _limit_programs(programs: int) -> Iterator[None]:
+def limit_programs(programs: int) -> Iterator[None]:
     """Divide tiles in backward passes among this many programs."""
     before, layout.PROGRAMS = layout.PROGRAMS, programs
     try:

@@ -40,6 +40,7 @@ USES: dict[str, tuple[int, str]] = {
     "mixtures/view": (2, "keys/plot.json, printed/plan*.json"),
     "models/accounting": (1, "keys/models-show.json"),
     "models/attestation": (4, "keys/attestation.json, keys/doctor-kernels.json"),
+    "models/compilation": (5, "keys/programs.json, keys/kernels-compile.json"),
     "models/model": (1, "world/main/signals.jsonl"),
     "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
     "planner/simulation": (2, "keys/plan.json: `failures`"),
@@ -113,6 +114,7 @@ FORMATS: dict[str, str] = {
     "`recall.jsonl`": "world/main/metrics.jsonl",
     "`board/`": "keys/board.json",
     "`~/.cache/headrace-kernels`": "keys/attestation.json",
+    "`headrace-programs.json` in Triton's cache": "keys/programs.json",
     "`~/.cache/headrace-plans`, `~/.cache/headrace-traces`": "keys/order-tables.json, "
     "keys/order-slow-jobs.json, and traces: values by a question, which holds names of classes (a "
     "renamed one is traced again)",
@@ -123,6 +125,7 @@ ELSEWHERE = {
     "headrace bench blocks": "keys/bench-blocks.json",
     "headrace bench collectives": "a line for each size, as a table of measured figures",
     "headrace doctor": "keys/doctor.json, keys/doctor-kernels.json",
+    "headrace kernels compile": "keys/kernels-compile.json",
     "headrace mixtures plot": "keys/plot.json",
     "headrace mixtures search": "keys/search.json",
     "headrace models list": "keys/models-list.json",

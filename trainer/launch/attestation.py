@@ -162,17 +162,18 @@ def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending 
     """Begin to attest the kernels of the model; None where no kernel runs. Collective."""
     if parallel.device.type != "cuda" and not choice.INTERPRETED:
         return None
-
-    def make_plan() -> AttestationPlan:
-        calls: list[Call] = []
-        for shape in shapes(job):
-            calls += [c for c in model_calls(job.model, shape, job.run.z_loss) if c not in calls]
-        longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
-        return AttestationPlan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
-
-    plan = broadcast_first(run_on_first(make_plan, parallel.control), parallel.control)
+    plan = broadcast_first(run_on_first(lambda: make_plan(job), parallel.control), parallel.control)
     assert plan is not None
     return Pending(job, parallel, plan, beat) if plan.subjects() else None
+
+
+def make_plan(job: Job) -> AttestationPlan:
+    """Return what is compared: the calls of the model, for each length of rows."""
+    calls: list[Call] = []
+    for shape in shapes(job):
+        calls += [c for c in model_calls(job.model, shape, job.run.z_loss) if c not in calls]
+    longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
+    return AttestationPlan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
 
 
 @contextlib.contextmanager

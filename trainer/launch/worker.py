@@ -53,6 +53,7 @@ from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import AttestationOutcome, attesting
 from .facts import collect_facts
+from .kernels.compilation import compile_kernels
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -129,6 +130,7 @@ def _load_engine(
     job: Job, parallel: Parallel, watched: ranks.Watched, options: StartOptions
 ) -> LoadedEngine:
     """Build the engine and load weights. Collective."""
+    compile_kernels(job, parallel, watched.beat)
     watched.beat("listing the kernels of the model")
     with attesting(job, parallel, watched.beat) as settle:
         watched.beat("building the model")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,12 +36,12 @@ from .trace import StorageMeter, fake_tensors, new_mode, trace
 T = TypeVar("T")
 
 
-class _Documents(Documents):
+class FakeDocuments(Documents):
     """Documents with real tensors as layouts, since shapes depend on the values."""
 
     def prepend_history(self, before: int) -> Documents:
         with _disable_current_modes():
-            return _Documents(super().prepend_history(before).positions)
+            return FakeDocuments(super().prepend_history(before).positions)
 
     def buckets(self) -> Buckets:
         with _disable_current_modes():
@@ -74,8 +74,9 @@ def _threads(num_threads: int) -> Iterator[None]:
 class FakeModel:
     """Model and micro-batch on fake tensors."""
 
-    def __init__(self, config: ModelConfig, shape: Shape) -> None:
-        degrees = shape.degrees
+    def __init__(self, config: ModelConfig, shape: Shape, *, packed: bool = False) -> None:
+        """`packed` gives the rows two documents each."""
+        degrees, self.packed = shape.degrees, packed
         self.shape, self.mode = shape, new_mode()
         self.config = _keep_local_experts(config, degrees.ep)
         self.axes = Axes(
@@ -111,16 +112,18 @@ class FakeModel:
         return model
 
     def _documents(self) -> Documents | None:
-        """Return documents as long as the rows; None on a GPU, which needs none."""
+        """Return documents as long as the rows, or two for each; None where a GPU needs none."""
         shape, axis = self.shape, self.axes.context
-        if shape.device == "cuda":
+        if shape.device == "cuda" and not self.packed:
             return None
         rows, length = shape.rows, shape.seq_len
         ends = torch.arange(0, rows * length + 1, length)
-        rows_documents = _Documents(Documents.build(ends, (rows, length)).positions)
+        if self.packed:
+            ends = torch.cat([ends, ends[:-1] + length // 3 + 1]).sort().values
+        rows_documents = FakeDocuments(Documents.build(ends, (rows, length)).positions)
         if axis.size == 1:
             return rows_documents
-        return _Documents(rows_documents.positions[:, axis.part(length)], rows_documents)
+        return FakeDocuments(rows_documents.positions[:, axis.part(length)], rows_documents)
 
     def run(self, trace_part: Callable[[FakeModel], Passes]) -> Passes:
         with self._fake_tensors(), _threads(self.shape.threads):
@@ -142,6 +145,41 @@ class FakeModel:
                 block(self._stream(), batch, None, self.model.shared_block(block.layer))
             weights = torch.ones(tokens.shape, dtype=torch.float32)
             self.model.loss(self.model.norm(self._stream()), tokens, weights, z_loss)
+
+    def train(
+        self, watch: Callable[[], AbstractContextManager[object]], z_loss: float = 0.0
+    ) -> list[str]:
+        """Run each layer and the loss forward and backward within `watch`. Return what failed."""
+        problems = []
+
+        def run(part: str, forward: Callable[[], Tensor]) -> None:
+            try:
+                with self._fake_tensors(), watch():
+                    y = forward()
+                    y.backward(torch.empty_like(y))
+            except Exception as error:  # a part that needs real ranks
+                problems.append(f"{part}: {error!r}")
+
+        for number, block in enumerate(self.model.typed_blocks()):
+            shared = self.model.shared_block(block.layer)
+
+            def forward(block: Any = block, shared: Any = shared) -> Tensor:
+                embeddings = None if shared is None else self._stream().requires_grad_()
+                batch = self._batch(embeddings)
+                y: Tensor = block(self._stream().requires_grad_(), batch, None, shared)[0]
+                return y
+
+            run(f"layer {number} ({block.layer})", forward)
+
+        def loss() -> Tensor:
+            tokens = self._tokens()
+            weights = torch.ones(tokens.shape, dtype=torch.float32)
+            stream = self.model.norm(self._stream().requires_grad_())
+            total: Tensor = self.model.loss(stream, tokens, weights, z_loss)[0]
+            return total.sum()
+
+        run("loss", loss)
+        return problems
 
     def _batch(self, embeddings: Tensor | None = None) -> BatchContext:
         length = self.shape.seq_len // self.axes.context.size

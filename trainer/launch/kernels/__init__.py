@@ -1,0 +1,1 @@
+"""Fused kernels of a run before its first step."""
