@@ -74,6 +74,7 @@ USES: dict[str, tuple[int, str]] = {
         "world/main/checkpoints/*/state.json, world/main/checkpoints/*/manifest.json, "
         "world/main/checkpoints/*/tensors/.metadata",
     ),
+    "trainer/engines": (1, "no file: FSDP2's settings become those of one rank"),
     "trainer/guide": (6, "printed/config*.json, printed/recipes.json, keys/recipe.json"),
     "trainer/launch": (3, "commands.txt: the options of a start and the launcher's words"),
     "trainer/loop": (1, "world/main/signals.jsonl"),
