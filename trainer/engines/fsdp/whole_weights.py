@@ -26,9 +26,7 @@ class WholeWeights:
     ) -> None:
         """Allocate the weights of an objective on the meta device: masters rounded to a dtype;
         None: the fp32 masters themselves."""
-        if rounded is not None:
-            _set_dtype(objective, rounded)
-        objective.to_empty(device=device)
+        _allocate(objective, rounded, device)
         self.weights = self.masters = parameters(objective)
         self.pending: list[tuple[nn.Parameter, Tensor]] = []
         """Masters, and gradients to add to theirs."""
@@ -73,11 +71,14 @@ class WholeWeights:
             self.add_pending()
 
 
-def _set_dtype(module: nn.Module, dtype: torch.dtype) -> None:
-    """Replace the parameters of a module on the meta device, and no buffer, by ones of a dtype."""
-    replaced: dict[nn.Parameter, nn.Parameter] = {}  # several modules may share one
+def _allocate(module: nn.Module, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Replace the tensors of a module on the meta device; `dtype` None: parameters keep theirs."""
+    allocated: dict[nn.Parameter, nn.Parameter] = {}  # several modules may share one
     for child in module.modules():
-        for name, parameter in child.named_parameters(recurse=False):
-            if parameter not in replaced:
-                replaced[parameter] = nn.Parameter(parameter.to(dtype))
-            setattr(child, name, replaced[parameter])
+        for name, parameter in list(child.named_parameters(recurse=False)):
+            if parameter not in allocated:
+                empty = torch.empty_like(parameter, dtype=dtype, device=device)
+                allocated[parameter] = nn.Parameter(empty)
+            setattr(child, name, allocated[parameter])
+        for name, buffer in list(child.named_buffers(recurse=False)):
+            setattr(child, name, torch.empty_like(buffer, device=device))
