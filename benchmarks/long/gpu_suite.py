@@ -48,11 +48,12 @@ SECOND = ("gated_rms_norm", "fft_convolution", "ssd", "selective_scan")
 SPILLING = ("modal", "ssd", "short_convolution", "toeplitz")
 """Kernels whose backward pass ncu looks at: it spills registers, or nearly."""
 GOALS = (
-    ("transformer-1b", 0.50),
-    ("transformer-1b, one document", 0.50),
-    ("hybrid-1b", 0.45),
+    ("transformer-1b", 0.52),
+    ("transformer-1b, one document", 0.54),
+    ("hybrid-1b", 0.52),
+    ("mamba2-1.3b", 0.42),
 )
-"""MFU to reach."""
+"""MFU to reach on an H100."""
 FIX = "Fix this first: speed is not to be measured before."
 
 
