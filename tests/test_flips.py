@@ -111,7 +111,8 @@ def curves(file: Path) -> Any:
 
 
 def whole(dataset: Dataset) -> Any:
-    return [[(a, b) for shard in dataset.shards for a, b in vars_of(shard)], dataset.shards.blocks]
+    fields = [(name, value) for shard in dataset.shards for name, value in vars_of(shard)]
+    return [fields, dataset.shards.block_starts]
 
 
 def vars_of(shard: Any) -> Any:

@@ -21,8 +21,13 @@ FOLDERS = (
     *("planner", "reports", "tokenize", "trainer"),
 )
 
-OWN_PROCESSES = {"trainer/cluster/ranks.py", "planner/measure/local.py"}
-"""They read pickles that another process of the same command wrote into a private folder."""
+OWN_PROCESSES = {
+    "trainer/cluster/ranks.py",
+    "planner/measure/local.py",
+    "models/compilation/worker.py",
+}
+"""They read pickles that another process of the same command wrote into a private folder or a
+pipe."""
 
 
 SAFE_LOADERS = ("_loader()", "yaml.SafeLoader", "yaml.CSafeLoader")
