@@ -83,6 +83,11 @@ def named_numbers(
     return numbers
 
 
+def positive_option(name: str, default: int, help: str) -> Callable[[Any], Any]:
+    """Add an option that takes a positive integer."""
+    return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=help)
+
+
 def name_check(
     names: Callable[[], Collection[str]],
 ) -> Callable[[click.Context, click.Parameter, str], str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,6 @@ from ..console import command
 if TYPE_CHECKING:
     from .accounting.summary import FindEngineState
     from .config.config import ModelConfig
-
-
-def positive(name: str, default: int, help: str) -> Callable[[Any], Any]:
-    """Add an option that takes a positive integer."""
-    return click.option(name, default=default, show_default=True, type=click.IntRange(1), help=help)
 
 
 def precisions() -> Collection[str]:
@@ -110,8 +105,8 @@ def _load_model(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
 @main.command("show", keys=keys)
 @click.argument("name_or_file")
 @command.overrides_argument
-@positive("--seq-len", 4096, "Tokens of a row.")
-@positive("--rows", 1, "Rows of a micro-batch.")
+@command.positive_option("--seq-len", 4096, "Tokens of a row.")
+@command.positive_option("--rows", 1, "Rows of a micro-batch.")
 @click.option(
     "--precision",
     default="bf16",
@@ -137,10 +132,10 @@ def _load_model(name_or_file: str, overrides: Sequence[str]) -> ModelConfig:
     metavar="KEY=VALUE",
     help="An engine or optimizer key of a run, such as engine.kind=fsdp2; repeatable.",
 )
-@positive("--dp", 1, "Data-parallel ranks.")
-@positive("--tp", 1, "Tensor-parallel ranks.")
-@positive("--cp", 1, "Context-parallel ranks.")
-@positive("--ep", 1, "Ranks that split experts, among dp × cp × tp.")
+@command.positive_option("--dp", 1, "Data-parallel ranks.")
+@command.positive_option("--tp", 1, "Tensor-parallel ranks.")
+@command.positive_option("--cp", 1, "Context-parallel ranks.")
+@command.positive_option("--ep", 1, "Ranks that split experts, among dp × cp × tp.")
 @command.json_option
 @click.pass_obj
 def show_model(

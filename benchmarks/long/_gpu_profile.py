@@ -11,18 +11,16 @@ import gzip
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._launch_kinds import kind_of_operation
+from headrace.trainer.loop.hooks.attribution import ENGINE
 
 KINDS = ("GEMM", "attention", "kernel", "glue", "engine")
-ENGINE = "engine of headrace"
-"""Name of the range around norm, clipping and optimizer step."""
 ENGINE_RANGES = (ENGINE, "FSDP", "Optimizer.", "fsdp::", "c10d::", "nccl:")
 """First words of the names of the engine's ranges and operations."""
 HOST = ("cpu_op", "user_annotation")
@@ -133,29 +131,10 @@ class Tracer:
         self.file = file
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
         self.profile = profile(activities=activities)
-        self.range: AbstractContextManager[Any] | None = None
 
-    def begin(self, step: int, engine: Any) -> None:
+    def begin(self, step: int) -> None:
         if step == self.steps.start:
-            self._mark(engine)
             self.profile.start()
-
-    def _mark(self, engine: Any) -> None:
-        """Put norm, clipping and optimizer step of an engine into a range with a name."""
-        gradients, step = engine.gradients, engine.step
-
-        def begin(*given: Any) -> Any:
-            self.range = record_function(ENGINE)
-            self.range.__enter__()
-            return gradients(*given)
-
-        def end(*given: Any) -> Any:
-            result = step(*given)
-            assert self.range is not None
-            self.range.__exit__(None, None, None)
-            return result
-
-        engine.gradients, engine.step = begin, end
 
     def result(self) -> Shares:
         """Stop the trace, write its file, and return the shares of a step."""

@@ -168,7 +168,7 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
                 memory.begin()
             if step == sizes.timed:
                 memory.end()
-            tracer.begin(step, engine)
+            tracer.begin(step)
 
     recorder = Seconds()
     with order_attention(job.run):

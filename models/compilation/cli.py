@@ -38,12 +38,8 @@ def _precisions() -> Any:
     callback=command.local_path,
     help="Folder of the cache: TRITON_CACHE_DIR of the run.",
 )
-@click.option(
-    "--seq-len", default=4096, show_default=True, type=click.IntRange(1), help="Tokens of a row."
-)
-@click.option(
-    "--rows", default=4, show_default=True, type=click.IntRange(1), help="Rows of a micro-batch."
-)
+@command.positive_option("--seq-len", 4096, "Tokens of a row.")
+@command.positive_option("--rows", 4, "Rows of a micro-batch.")
 @click.option(
     "--precision",
     default="bf16",
@@ -59,27 +55,9 @@ def _precisions() -> Any:
     type=click.FloatRange(0),
     help="Weight of the z-loss.",
 )
-@click.option(
-    "--tp",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Ranks that divide the channels.",
-)
-@click.option(
-    "--cp",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Ranks that divide the tokens.",
-)
-@click.option(
-    "--ep",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Ranks that divide the experts.",
-)
+@command.positive_option("--tp", 1, "Ranks that divide the channels.")
+@command.positive_option("--cp", 1, "Ranks that divide the tokens.")
+@command.positive_option("--ep", 1, "Ranks that divide the experts.")
 @click.option(
     "--no-attestation",
     is_flag=True,
