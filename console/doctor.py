@@ -110,6 +110,7 @@ def examine() -> MachineReport:
     _machine(report)
     _devices(report)
     _compiler(report)
+    _kernel_tools(report)
     _credentials(report)
     _defaults(report)
     return report
@@ -219,6 +220,16 @@ def _compiler(report: MachineReport) -> None:
             f"a C++ compiler (for torch.compile on CPU and DeepSpeed's offloading): {problem}"
         )
         report.lacks(compiler, "apt-get install g++ python3-dev")
+
+
+def _kernel_tools(report: MachineReport) -> None:
+    """Name what Triton lacks to compile the fused kernels for this machine's GPUs."""
+    if not report.ok:
+        return
+    problem = import_module("..models.compilation.tools", __package__).find_tool_problem()
+    if problem is not None:
+        what, _, hint = problem.partition("; ")
+        report.lacks(what, f"{hint} (`kernel: torch` in a model needs none)", needed=True)
 
 
 def _credentials(report: MachineReport) -> None:

@@ -106,9 +106,9 @@ class ProgramCache:
             elif not is_whole_elf(data):
                 raise ValueError("the binary is cut short")
             digest.update(data)
-        here = {name: str(entry / name) for name in paths if (entry / name).exists()}
-        if here != paths:
-            group.write_text(json.dumps({"child_paths": here}))
+        current_paths = {name: str(entry / name) for name in paths if (entry / name).exists()}
+        if current_paths != paths:
+            group.write_text(json.dumps({"child_paths": current_paths}))
         return digest.hexdigest()
 
 

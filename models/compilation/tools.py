@@ -13,6 +13,21 @@ LAUNCHER = "*/cuda_utils*.so"
 """Triton's launcher in its cache: C that it compiles once for each machine."""
 
 
+def find_tool_problem() -> str | None:
+    """Return why the fused kernels cannot be compiled for this machine's GPUs, or None; also None
+    if none of its GPUs can run them."""
+    import torch
+
+    from ..kernels.choice import find_device_problem
+
+    problems: list[str | None] = []
+    for number in range(torch.cuda.device_count()):
+        if find_device_problem(torch.device("cuda", number)) is None:
+            major, minor = torch.cuda.get_device_capability(number)
+            problems += [find_assembler_problem(10 * major + minor), find_launcher_problem()]
+    return next((problem for problem in problems if problem is not None), None)
+
+
 def find_assembler_problem(arch: int) -> str | None:
     """Return why no program can be compiled for this capability, or None."""
     from triton import knobs

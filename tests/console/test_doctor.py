@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +72,24 @@ def test_a_missing_package_fails_with_a_hint(monkeypatch: pytest.MonkeyPatch) ->
         "fsspec>=2026; 0.4.2 is installed": "pip install 'fsspec>=2026'",
     }
     assert "all requirements of headrace are installed" not in doctor().output
+
+
+def test_a_gpu_without_a_c_compiler_for_kernels_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    assert doctor().exit_code == 0, "without a GPU, no kernel is compiled"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(
+        name="NVIDIA H100", total_memory=1 << 36, major=9, minor=0))  # fmt: skip
+    monkeypatch.setattr(choice, "find_device_problem", lambda _: None)
+    result = doctor()
+    assert result.exit_code == 1
+    lines = [line.strip() for line in result.output.splitlines()]
+    [number] = [number for number, line in enumerate(lines) if "finds no /nowhere/cc" in line]
+    assert lines[number + 1].startswith("hint: apt-get install gcc")
 
 
 def test_a_missing_extra_does_not_fail(monkeypatch: pytest.MonkeyPatch) -> None:

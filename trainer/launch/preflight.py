@@ -55,7 +55,7 @@ def check_machine(job: Job) -> None:
     """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
     compiler."""
     checks = (_devices, _fp8_units, check_disk, check_host_memory, check_compiler)
-    run_all(*(partial(check, job) for check in checks))
+    run_all(*(partial(check, job) for check in (*checks, check_kernel_tools)))
 
 
 def check_compiler(job: Job) -> None:
@@ -70,6 +70,19 @@ def check_compiler(job: Job) -> None:
             hint="apt-get install g++ (and python3-dev), or name a compiler in the environment "
             "variable CXX; or set engine.compile=false",
         )
+
+
+def check_kernel_tools(job: Job) -> None:
+    """Raise if the model runs fused kernels, and Triton lacks what it needs to compile them."""
+    if job.run.device != "cuda":
+        return
+    from ...models.compilation.compile import lacking
+    from ...models.compilation.tools import find_tool_problem
+    from .attestation import make_plan
+
+    problem = find_tool_problem()
+    if problem is not None and make_plan(job).calls:
+        raise lacking(problem)
 
 
 def check_disk(job: Job) -> None:

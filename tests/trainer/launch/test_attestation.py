@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from formats.samples import pin_keys
 from support.ranks.ranks import Ranks
+
+from headrace.dataplane.runlog.writer import LineWriter
+from headrace.trainer.accounting.about import ATTESTED
+from headrace.trainer.launch.attestation import AttestationOutcome
 
 TASK = "attesting.attest"
 H100, H200 = "NVIDIA H100, compute 9.0", "NVIDIA H200, compute 9.0"
@@ -44,6 +51,29 @@ def test_a_damaged_or_older_file_is_attested_again(two: Ranks, tmp_path: Path, d
     file.write_text(text.replace(*changed[damage]))
     assert two.run(TASK, tmp_path, [], [H100, H100])[0]["started"] == 1
     assert file.read_text() == text, "mended"
+
+
+def test_a_start_whose_kernels_have_changed_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Negative control: a start with the digest of the last one."""
+    events, notes = tmp_path / "events.jsonl", []
+    job: Any = SimpleNamespace(folder=SimpleNamespace(events=events), save_note=notes.append)
+    outcome = AttestationOutcome([f"{H100}, Triton 3.9.0"], "5dab", ["glu"], {}, 2.0)
+    newer = replace(outcome, where=[f"{H100}, Triton 4.0.0"], digest="77fe")
+    writer = LineWriter(events)
+    for started, earlier in ((outcome, None), (outcome, outcome), (newer, outcome)):
+        caplog.clear()
+        started.record(job)
+        warnings = [entry.getMessage() for entry in caplog.records if entry.levelname == "WARNING"]
+        if earlier is None or earlier.digest == started.digest:
+            assert warnings == []
+        else:
+            [warning] = warnings
+            assert warning.startswith("the last start had other kernels, or another device or")
+            assert "Triton 3.9.0 (5dab)" in warning
+        writer.write({"event": ATTESTED, **started.details()})
+    assert notes == [str(outcome), str(outcome), str(newer)]
 
 
 def test_a_failure_on_one_rank_stops_all(two: Ranks, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from headrace.console.errors import (
     SeveralErrors,
     StorageError,
 )
+from headrace.models.kernels import choice
 from headrace.trainer.accounting.describe import describe, eager_operators, lines
 from headrace.trainer.cluster.ranks import StopRequest
 from headrace.trainer.launch import preflight as checks
@@ -158,6 +159,27 @@ def test_a_missing_compiler_is_named_before_the_start(
     checks.check_machine(ask())
     monkeypatch.setenv("CXX", str(tmp_path / "works"))
     checks.check_machine(found)
+
+
+def test_what_kernels_need_is_named_before_the_start(
+    ask: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "check_disk", lambda job: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    monkeypatch.setattr(choice, "find_device_problem", lambda _: None)
+    gpu = {"get_device_capability": (9, 0), "is_available": True, "device_count": 1}
+    for name, value in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, v=value: v)
+    job = ask("device=cuda", "precision=bf16")
+    with pytest.raises(MissingError, match=r"a C compiler .* no /nowhere/cc") as caught:
+        start.start(job, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
+    assert caught.value.hint == "apt-get install gcc" and not job.folder.root.exists()
+    plain = [f"model.{key}kernel=torch" for key in ("", "operators.attention.", "operators.glu.")]
+    checks.check_machine(ask("device=cuda", "precision=bf16", *plain, model="tiny-transformer"))
+    checks.check_machine(ask("device=cpu"))
+    monkeypatch.delenv("CC")
+    checks.check_machine(job)
 
 
 def script(file: Path, text: str) -> None:
