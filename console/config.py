@@ -38,6 +38,7 @@ __all__ = [
     "NameIn",
     "OneOf",
     "Size",
+    "added_field",
     "apply_overrides",
     "build",
     "count",
@@ -124,7 +125,7 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
     # Python and pydantic accept True as 1; in YAML that is a mistake.
     changed = [
         locate_problem(lines or {}, path, "should be a number, not true or false")
-        for path in changed_booleans(data, plain(built))
+        for path in changed_booleans(data, plain(built, complete=True))
     ]
     if changed:
         raise ConfigError(source, changed)
@@ -160,19 +161,34 @@ def dump(value: Any) -> str:
     return yaml_text.emit(plain(value))
 
 
-def plain(value: Any) -> Any:
-    """Return a configuration as dictionaries, lists and scalars."""
+def plain(value: Any, *, complete: bool = False) -> Any:
+    """Return a configuration as dictionaries, lists and scalars; without the defaults of
+    `added_field`, unless it is to be complete."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+        return {
+            field.name: plain(getattr(value, field.name), complete=complete)
+            for field in dataclasses.fields(value)
+            if field.init and (complete or not _is_added_default(field, getattr(value, field.name)))
+        }
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {plain(key): plain(item, complete=complete) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, complete=complete) for item in value]
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return value
+
+
+def added_field(default: Any) -> Any:
+    """Declare a field that older files lack. Its default is written nowhere, so the hashes and files
+    of older configurations stay as they are."""
+    return dataclasses.field(default=default, metadata={"added": True})
+
+
+def _is_added_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    return "added" in field.metadata and value == field.default
 
 
 def _put(section: Any, keys: Sequence[str], value: Any) -> Path:

@@ -328,3 +328,22 @@ def test_a_name_must_be_in_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
         draw("name: sqare")
     monkeypatch.setitem(SHAPES, "sqare", Square)
     assert draw("name: sqare").name == "sqare"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cross:
+    arms: int
+    rotated: bool | None = config.added_field(None)
+    copies: int = config.added_field(1)
+
+
+def test_defaults_of_added_fields_are_written_nowhere() -> None:
+    assert config.plain(Cross(arms=4)) == {"arms": 4}
+    assert config.plain([Cross(arms=4, rotated=False)]) == [{"arms": 4, "rotated": False}]
+    assert config.plain(Cross(arms=4), complete=True) == {"arms": 4, "rotated": None, "copies": 1}
+    written = config.dump(Cross(arms=4, copies=2))
+    assert "rotated" not in written
+    data = {"arms": 4, "copies": 2}
+    assert config.build(Cross, data, source="a test") == Cross(arms=4, copies=2)
+    with pytest.raises(ConfigError, match="copies"):
+        config.build(Cross, {"arms": 4, "copies": True}, source="a test")

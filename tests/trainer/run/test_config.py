@@ -11,6 +11,7 @@ from headrace.trainer.engines import ENGINES
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.run import config
+from headrace.trainer.run.layout_plan import model_hash
 
 
 @pytest.mark.parametrize(
@@ -126,3 +127,22 @@ def test_the_shipped_runs_load() -> None:
     assert files
     for file in files:
         config.load(file)
+
+
+HASHES = {
+    "blackmamba-1.5b": "2888e8091ff66352",
+    "evo2-7b-8k": "7711a41e6c4680c0",
+    "gpt2-small": "daf17b82451a5630",
+    "hybrid-50m": "ec361d8c7bd30a21",
+    "llama3-8b": "ac223b75d55d960a",
+    "mamba-130m": "4071314629791c3d",
+    "mamba2-130m": "2a03c82919ba8e7a",
+    "stripedhyena-7b": "6951f49987a27f54",
+    "tiny-moe": "498f323fb630f8c3",
+    "zamba2-1.2b": "1d435b3f7f9b189e",
+}
+"""Hashes of before 1.0: runs and layout plans name them."""
+
+
+def test_a_new_key_leaves_the_hashes_of_models() -> None:
+    assert {name: model_hash(load_model_config(name)) for name in HASHES} == HASHES
