@@ -182,8 +182,8 @@ def plain(value: Any, *, complete: bool = False) -> Any:
 
 
 def added_field(default: Any) -> Any:
-    """Declare a field that older files lack. Its default is written nowhere, so the hashes and files
-    of older configurations stay as they are."""
+    """Declare a field that older files lack. Its default is written nowhere, so hashes and files of
+    older configurations stay as they are."""
     return dataclasses.field(default=default, metadata={"added": True})
 
 

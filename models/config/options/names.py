@@ -7,7 +7,8 @@ from typing import Literal
 NormKind = Literal["rms", "rms-eps-outside", "layer"]
 Kernel = Literal["auto", "triton", "torch"]
 Method = Literal["auto", "direct", "toeplitz", "fft"]
-Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "identity"]
+Activation = Literal["silu", "gelu", "gelu-tanh", "quick-gelu", "relu", "relu2", "identity"]
+"""quick-gelu is x·sigmoid(1.702·x), relu2 is relu(x)²."""
 AttentionForm = Literal["a2a", "ring"]
 """a2a: each rank has whole rows for some heads. ring: keys and values travel round the ranks."""
 LongFilterForm = Literal["states", "a2a"]

@@ -22,6 +22,12 @@ def _activate(gate, ACTIVATION: tl.constexpr):
         cdf = tl.sigmoid(inner)
         slope = 1.5957691216057308 * (1.0 + 0.134145 * gate * gate)
         return gate * cdf, cdf + gate * cdf * (1.0 - cdf) * slope
+    if ACTIVATION == "quick-gelu":
+        sigmoid = tl.sigmoid(1.702 * gate)
+        return gate * sigmoid, sigmoid * (1.0 + 1.702 * gate * (1.0 - sigmoid))
+    if ACTIVATION == "relu2":
+        positive = tl.maximum(gate, 0.0)
+        return positive * positive, 2.0 * positive
     if ACTIVATION == "relu":
         return tl.maximum(gate, 0.0), (gate > 0.0).to(tl.float32)
     return gate, gate * 0.0 + 1.0

@@ -12,7 +12,9 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
     "gelu-tanh": lambda x: x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "quick-gelu": lambda x: x / (1 + torch.exp(-1.702 * x)),
     "relu": lambda x: x * (x > 0),
+    "relu2": lambda x: x**2 * (x > 0),
     "identity": lambda x: x,
 }
 
