@@ -1,8 +1,8 @@
 """Attest a run's fused kernels before its first step on a GPU: values beside their twins'.
 
-    with attesting(job, parallel, beat) as settle:  a file is read, or workers begin
-        …                                           the model is built, weights are loaded
-        outcome = settle()                          one rank's verdict is every rank's
+    with attesting(job, parallel, beat, compiled) as settle:  a file is read, or workers begin
+        …                                                     weights are loaded
+        outcome = settle()                                    one rank's verdict is every rank's
 
 The first rank of those with equal device, driver, compiler and kernels attests for them. A kernel
 that fails stops the run; with `kernels.fallback: true` plain torch takes its place on all ranks.
@@ -12,6 +12,7 @@ Workers are separate processes: an illegal access is a verdict, too.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -93,40 +94,41 @@ class Pending:
     """An attestation that may still run."""
 
     def __init__(
-        self, job: Job, parallel: Parallel, plan: AttestationPlan, beat: Callable[[str], None]
+        self,
+        job: Job,
+        parallel: Parallel,
+        plan: AttestationPlan,
+        beat: Callable[[str], None],
+        compiled: Callable[[], bool],
     ):
         self.job, self.parallel, self.plan = job, parallel, plan
         self.machine = describe_machine(str(parallel.device))
         self.key = compute_key(self.machine, plan)
-        self.began = time.monotonic()
         self.record: Record | None = None
+        self.seconds = 0.0
+        """Seconds that this rank attested; 0 if a file was read."""
         self.workers: Attestation | None = None
+        self.failure: Exception | None = None
         keys = _gather(self.key, parallel)
         self.attests = keys.index(self.key) == parallel.rank
         self._beat, self._waits = beat, False
+        self._lock, self._closed = threading.Lock(), False
+        self._thread = threading.Thread(target=self._run, args=[compiled], daemon=True)
         if self.attests:
             self.record = attestation_file.load(self.key)
             if self.record is None:
-                self.workers = Attestation(
-                    plan,
-                    str(parallel.device),
-                    num_workers=max(1, job.threads),
-                    report=self._report,
-                )
+                self._thread.start()
 
     def settle(self) -> AttestationOutcome:
         """Wait for the verdicts of all ranks, and act on them: raise, or let plain torch replace
         the kernels that failed. Collective."""
-        attested_here = 0.0
         self._waits = True
         self._beat("attesting the kernels")
-        if self.workers is not None:
-            verdicts = self.workers.verdicts()
-            attested_here = time.monotonic() - self.began
-            self.record = make_record(self.machine, self.plan, verdicts, attested_here)
-            if not self.record.problems:
-                attestation_file.save(self.key, self.record)
-        mine = (self.record, attested_here) if self.attests else None
+        if self._thread.ident is not None:
+            self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+        mine = (self.record, self.seconds) if self.attests else None
         gathered = [pair for pair in _gather(mine, self.parallel) if pair is not None]
         records = [record for record, _ in gathered]
         outcome = _join(records, max(seconds for _, seconds in gathered))
@@ -135,8 +137,37 @@ class Pending:
         return outcome
 
     def close(self) -> None:
-        if self.workers is not None:
-            self.workers.close()
+        with self._lock:
+            self._closed = True
+            workers = self.workers
+        if workers is not None:
+            workers.close()
+
+    def _run(self, compiled: Callable[[], bool]) -> None:
+        try:
+            self._attest(compiled)
+        except Exception as error:  # of this thread: `settle` raises it
+            self.failure = error
+
+    def _attest(self, compiled: Callable[[], bool]) -> None:
+        """Attest the kernels once they are compiled, and keep the record if all are right."""
+        if not compiled():
+            return
+        began = time.monotonic()
+        with self._lock:
+            if self._closed:
+                return
+            self.workers = Attestation(
+                self.plan,
+                str(self.parallel.device),
+                num_workers=max(1, self.job.threads),
+                report=self._report,
+            )
+        verdicts = self.workers.verdicts()
+        self.seconds = time.monotonic() - began
+        self.record = make_record(self.machine, self.plan, verdicts, self.seconds)
+        if not self.record.problems:
+            attestation_file.save(self.key, self.record)
 
     def _replace(self, outcome: AttestationOutcome, records: Sequence[Record]) -> None:
         """Let plain torch replace the kernels that failed, or raise."""
@@ -158,13 +189,15 @@ class Pending:
             self._beat(f"attesting the kernels, {count} of {total}: {verdict.kernel}")
 
 
-def begin(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Pending | None:
+def begin(
+    job: Job, parallel: Parallel, beat: Callable[[str], None], compiled: Callable[[], bool]
+) -> Pending | None:
     """Begin to attest the kernels of the model; None where no kernel runs. Collective."""
     if parallel.device.type != "cuda" and not choice.INTERPRETED:
         return None
     plan = broadcast_first(run_on_first(lambda: make_plan(job), parallel.control), parallel.control)
     assert plan is not None
-    return Pending(job, parallel, plan, beat) if plan.subjects() else None
+    return Pending(job, parallel, plan, beat, compiled) if plan.subjects() else None
 
 
 def make_plan(job: Job) -> AttestationPlan:
@@ -178,11 +211,11 @@ def make_plan(job: Job) -> AttestationPlan:
 
 @contextlib.contextmanager
 def attesting(
-    job: Job, parallel: Parallel, beat: Callable[[str], None]
+    job: Job, parallel: Parallel, beat: Callable[[str], None], compiled: Callable[[], bool]
 ) -> Iterator[Callable[[], AttestationOutcome | None]]:
     """Attest the kernels beside the block, which calls the yielded function for the outcome: None
-    where no kernel runs. Collective."""
-    pending = begin(job, parallel, beat)
+    where no kernel runs. `compiled` waits for the programs in a thread. Collective."""
+    pending = begin(job, parallel, beat, compiled)
     try:
         yield lambda: None if pending is None else pending.settle()
     finally:

@@ -53,7 +53,7 @@ from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import AttestationOutcome, attesting
 from .facts import collect_facts
-from .kernels.compilation import compile_kernels
+from .kernels.compilation import compiling
 from .options import StartOptions
 
 MINIMUM_TIMEOUT = timedelta(minutes=30)
@@ -130,9 +130,12 @@ def _load_engine(
     job: Job, parallel: Parallel, watched: ranks.Watched, options: StartOptions
 ) -> LoadedEngine:
     """Build the engine and load weights. Collective."""
-    compile_kernels(job, parallel, watched.beat)
-    watched.beat("listing the kernels of the model")
-    with attesting(job, parallel, watched.beat) as settle:
+    beat = watched.beat
+    beat("listing the kernels of the model")
+    with (
+        compiling(job, parallel, beat) as compilation,
+        attesting(job, parallel, beat, compilation.wait) as settle,
+    ):
         watched.beat("building the model")
         engine = build_engine(job, parallel)
         if watched.folder is None:  # no launcher says which rank was lost
@@ -142,6 +145,7 @@ def _load_engine(
         state, weights_source = restore.load_initial_state(
             job, engine, parallel, saved, fallback=options.fallback
         )
+        compilation.settle()
         attested = settle()
     if attested is not None and parallel.first:
         attested.record(job)

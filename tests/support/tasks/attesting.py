@@ -67,7 +67,7 @@ def attest(
         patch(mock.patch.dict(choice.FAILED, clear=True))
         patch(mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder)}))
         try:
-            with attestation.attesting(job, parallel, lambda _: None) as settle:  # type: ignore[arg-type]
+            with attestation.attesting(job, parallel, str, lambda: True) as settle:  # type: ignore[arg-type]
                 outcome = settle()
         except UserError as error:
             return str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,10 +40,17 @@ def compile_run(
     )
     requests: list[Request] = []
     beats: list[str] = []
+    settles = threading.Event()
     remarks: list[str] = []
+
+    def beat(text: str) -> None:
+        beats.append(text)
+        if text.startswith("waiting"):  # the model is built, and weights are loaded
+            settles.set()
 
     def stand_in(request: Request, report: Any) -> Compilation:
         requests.append(request)
+        assert settles.wait(60), "the start waits for the compiler"
         if problem == "crash":
             raise LayoutError("the programs of the model could not be compiled: killed")
         report(17, 23)
@@ -70,7 +78,8 @@ def compile_run(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         try:
-            compilation.compile_kernels(job, parallel, beats.append)
+            with compilation.compiling(job, parallel, beat) as pending:
+                pending.settle()
         except UserError as error:
             return str(error)
     return {

@@ -1,21 +1,27 @@
 """Compilation of a run's fused kernels before its first step on a GPU: the programs of a step, and
 those of the attestation, side by side instead of one after the other while the step waits.
 
+    with compiling(job, parallel, beat) as compilation:    a process begins
+        …                                                  the model is built, weights are loaded
+        compilation.settle()                               one rank's error is every rank's
+
 Ranks that share a cache (those of a node) share the work: the first of them compiles on all cores,
 the others wait. A second start finds all programs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ....console.errors import MissingError, UserError
+from ....console.errors import MissingError, RunError, UserError
 from ....console.log import get_logger
 from ....console.machine import cores
 from ....models.attestation.record import compute_key, describe_machine
@@ -30,37 +36,96 @@ from .. import attestation, attestation_file
 log = get_logger(__name__)
 
 
-def compile_kernels(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> None:
-    """Compile the programs that the cache of this rank's node lacks. Collective."""
-    if parallel.device.type != "cuda" or choice.INTERPRETED:
-        return
+class PendingCompilation:
+    """A compilation that may still run, on the first rank of those that share a cache."""
+
+    def __init__(self, parallel: Parallel, request: Request | None, beat: Callable[[str], None]):
+        self.parallel, self._beat = parallel, beat
+        self.outcome: Compilation | None = None
+        self.failure: Exception | None = None
+        self._settles = self._closed = False
+        self._thread: threading.Thread | None = None
+        if request is not None:
+            self._thread = threading.Thread(target=self._compile, args=[request], daemon=True)
+            self._thread.start()
+
+    def wait(self) -> bool:
+        """Wait for this rank's programs. Return False if no kernel can run."""
+        if self._thread is not None:
+            self._thread.join()
+        return self.failure is None and not self._closed
+
+    def settle(self) -> None:
+        """Wait for the programs of all ranks; raise if Triton lacks what it needs. Collective."""
+        if not _compiles(self.parallel):
+            return
+        self._settles = True
+        self._beat("waiting for the programs of the kernels")
+        self.wait()
+        outcomes = _gather((self.outcome, self.failure), self.parallel)
+        if errors := [error for _, error in outcomes if error is not None]:
+            raise errors[0]
+        if self.parallel.first:
+            for of_node, _ in outcomes:
+                if of_node is not None:
+                    _log(of_node)
+
+    def close(self) -> None:
+        """Let the process end at its next program."""
+        self._closed = True
+
+    def _compile(self, request: Request) -> None:
+        try:
+            self.outcome = compile_programs(request, self._report)
+            if self.outcome.programs and (problem := tools.find_launcher_problem()):
+                self.failure = lacking(problem)
+        except MissingError as error:
+            self.failure = error
+        except UserError as error:  # then each program is compiled at its first launch
+            log.warning("%s", error.message)
+        except _Closed:
+            pass
+        except Exception as error:  # of this thread: the ranks raise it
+            self.failure = RunError(f"the kernels could not be compiled: {error!r}")
+
+    def _report(self, count: int, total: int) -> None:
+        if self._closed:
+            raise _Closed
+        if self._settles:  # until then, other beats say what the rank does
+            self._beat(f"compiling {count} of {total} programs")
+
+
+class _Closed(Exception):
+    """The start has failed: nobody waits for the programs."""
+
+
+@contextlib.contextmanager
+def compiling(
+    job: Job, parallel: Parallel, beat: Callable[[str], None]
+) -> Iterator[PendingCompilation]:
+    """Compile the programs that the cache of this node lacks, beside the block. Collective."""
+    pending = PendingCompilation(parallel, _divide(job, parallel, beat), beat)
+    try:
+        yield pending
+    finally:
+        pending.close()
+
+
+def _compiles(parallel: Parallel) -> bool:
+    return parallel.device.type == "cuda" and not choice.INTERPRETED
+
+
+def _divide(job: Job, parallel: Parallel, beat: Callable[[str], None]) -> Request | None:
+    """Return what this rank compiles, if anything. Collective."""
+    if not _compiles(parallel):
+        return None
     major, minor = torch.cuda.get_device_capability(parallel.device)
     arch = 10 * major + minor
     shared = (socket.gethostname(), str(cache.folder()), arch)
-    sharing = _gather(shared, parallel)
-    compilation: Compilation | None = None
-    failure: MissingError | None = None
-    beat("waiting for the programs of the kernels")
-    if sharing.index(shared) == parallel.rank:
-        beat("listing the programs of the kernels")
-        try:
-            compilation = compile_programs(
-                _make_request(job, parallel, arch),
-                lambda count, total: beat(f"compiling {count} of {total} programs"),
-            )
-            if compilation.programs and (problem := tools.find_launcher_problem()):
-                failure = lacking(problem)
-        except MissingError as error:
-            failure = error
-        except UserError as error:  # then each program is compiled at its first launch
-            log.warning("%s", error.message)
-    outcomes = _gather((compilation, failure), parallel)
-    if errors := [error for _, error in outcomes if error is not None]:
-        raise errors[0]
-    if parallel.first:
-        for of_node, _ in outcomes:
-            if of_node is not None:
-                _log(of_node)
+    if _gather(shared, parallel).index(shared) != parallel.rank:
+        return None
+    beat("listing the kernels of the model")
+    return _make_request(job, parallel, arch)
 
 
 def _make_request(job: Job, parallel: Parallel, arch: int) -> Request:
