@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .attention import Attention
 from .base import BatchContext, Operator, SharedOperator, State
+from .delta import Delta
 from .hyena_li import HyenaLI
 from .hyena_li_factored import HyenaLIFactored
 from .hyena_li_freeform import HyenaLIFreeform
@@ -21,6 +22,7 @@ OPERATORS: dict[str, type[Operator]] = {
     "attention": Attention,
     "mamba1": Mamba1,
     "mamba2": Mamba2,
+    "delta": Delta,
     "hyena-se": HyenaSE,
     "hyena-mr": HyenaMR,
     "hyena-li": HyenaLI,

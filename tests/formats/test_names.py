@@ -241,7 +241,7 @@ def with_default(field: dataclasses.Field[Any]) -> Any:
 # Tensors
 
 
-MODELS = ("tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba")
+MODELS = ("tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba")
 
 
 def test_names_of_parameters() -> None:
@@ -276,6 +276,7 @@ def model_of(kind: str) -> ModelConfig:
 PATTERNS = {"zamba-block": "[x>m]"}
 NEEDED: dict[str, dict[str, int]] = {
     "attention": {"heads": 2},
+    "delta": {"heads": 2},
     "hyena-se": {"groups": 4},
     "hyena-mr": {"groups": 4},
     "glu": {"hidden": 32},

@@ -40,6 +40,26 @@ MIXERS: dict[str, dict[str, Any]] = {
         "chunk": 16,
         "bias": True,
     },
+    "gdn": {
+        "kind": "delta",
+        "heads": 2,
+        "value_heads": 4,
+        "key_head_dim": 6,
+        "value_head_dim": 8,
+        "max_beta": 2,
+        "chunk": 8,
+    },
+    "kda": {
+        "kind": "delta",
+        "heads": 4,
+        "key_head_dim": 4,
+        "value_head_dim": 4,
+        "decay": "channel",
+        "decay_rank": 4,
+        "gate": "sigmoid",
+        "gate_rank": 4,
+        "chunk": 32,
+    },
     "se": {"kind": "hyena-se", "groups": 4},
     "mr-direct": {
         "kind": "hyena-mr",
@@ -133,6 +153,7 @@ def everything(**more: Any) -> ModelConfig:
         "mamba1",
         "mamba2",
         "mamba2-groups",
+        "gdn",
         "se",
         "mr-toeplitz",
         "hyena-mlp",
@@ -149,7 +170,7 @@ def everything(**more: Any) -> ModelConfig:
         "b": {**shared, "rope": None, "lora_rank": 0},
     }
     pattern = (
-        "[gqa, mamba2/none, a>mamba1/moe, se&mlp, mr-toeplitz/hyena-mlp, li/sigmoid]"
+        "[gqa, mamba2/none, a>mamba1/moe, se&mlp, gdn/none, mr-toeplitz/hyena-mlp, li/sigmoid]"
         "+ [b>mamba2-groups, a>mha/none]"
     )
     return tiny_model_config(pattern, operators, mlp="glu", **more)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .attention import AttentionOptions
 from .base import OperatorOptions
+from .delta import DeltaOptions
 from .hyena_li import HyenaLIOptions
 from .hyena_li_factored import HyenaLIFactoredOptions
 from .hyena_li_freeform import HyenaLIFreeformOptions
@@ -24,6 +25,7 @@ OPTIONS: dict[str, type[OperatorOptions]] = {
     "attention": AttentionOptions,
     "mamba1": Mamba1Options,
     "mamba2": Mamba2Options,
+    "delta": DeltaOptions,
     "hyena-se": HyenaSEOptions,
     "hyena-mr": HyenaMROptions,
     "hyena-li": HyenaLIOptions,

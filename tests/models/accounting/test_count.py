@@ -39,7 +39,8 @@ PUBLISHED = {
 }
 NOT_COUNTED = {
     "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
-    "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba",
+    "gdn-hybrid-1b", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer",
+    "tiny-zamba",
 }  # fmt: skip
 
 

@@ -308,10 +308,13 @@ def forgotten_states() -> Iterator[None]:
     """The states are exchanged and discarded."""
     right = states.receive_state
 
-    def wrong(added: Tensor, kept: Tensor, axis: Axis) -> Tensor:
-        return right(added, kept, axis) * 0
+    def wrong(added: Tensor, kept: Tensor, axis: Axis, **options: Any) -> Tensor:
+        return right(added, kept, axis, **options) * 0
 
-    with mock.patch("headrace.models.layers.scan.receive_state", wrong):
+    with (
+        mock.patch("headrace.models.layers.scan.receive_state", wrong),
+        mock.patch("headrace.models.layers.delta.rule.receive_state", wrong),
+    ):
         yield
 
 

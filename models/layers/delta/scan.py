@@ -1,0 +1,70 @@
+"""The gated delta rule with q, k and v in a single tensor, their norms, softplus and sigmoid.
+
+q, k ← q/|q|, k/|k|    g = −exp(A_log)·softplus(decay + dt_bias)    β = max_beta·sigmoid(beta)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...config.precision import widen
+from ...documents import Documents
+from ...parallel.axes import ALONE, Axis
+from .rule import delta_rule
+
+NORM_EPS = 1e-6
+"""Epsilon in |x| = √(Σ x² + ε), as published."""
+
+
+def plain(
+    qkv: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    documents: Documents | None = None,
+    *,
+    key_head_dim: int,
+    value_head_dim: int,
+    max_beta: int = 1,
+    qk_norm: bool = True,
+    state: Tensor | None = None,
+    axis: Axis = ALONE,
+    chunk: int = 64,
+) -> tuple[Tensor, Tensor]:
+    """Return y [rows, length, value_heads, value_head_dim] and the final state [rows, value_heads,
+    key_head_dim, value_head_dim].
+
+    qkv [rows, length, 2 · heads · key_head_dim + value_heads · value_head_dim] holds q, k and v;
+    decay [rows, length, value_heads or value_heads · key_head_dim], dt_bias alike; beta [rows,
+    length, value_heads], A_log [value_heads]; state, the initial one, like the final one. `axis` is
+    the context-parallel axis.
+    """
+    value_heads = beta.shape[-1]
+    value_width = value_heads * value_head_dim
+    key_width = (qkv.shape[-1] - value_width) // 2
+    q, k, v = widen(qkv).split([key_width, key_width, value_width], dim=-1)
+    q, k = (x.unflatten(-1, (-1, key_head_dim)) for x in (q, k))
+    if qk_norm:
+        q, k = normalize(q), normalize(k)
+    rates = torch.exp(widen(A_log)).unsqueeze(-1)
+    steps = F.softplus(widen(decay) + widen(dt_bias))
+    y, final = delta_rule(
+        q * key_head_dim**-0.5,
+        k,
+        v.unflatten(-1, (value_heads, -1)),
+        -rates * steps.unflatten(-1, (value_heads, -1)),
+        max_beta * torch.sigmoid(widen(beta)),
+        documents,
+        state=state,
+        axis=axis,
+        chunk=chunk,
+    )
+    return y.to(qkv.dtype), final
+
+
+def normalize(x: Tensor) -> Tensor:
+    """Return x/|x| over the last dimension."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + NORM_EPS)
