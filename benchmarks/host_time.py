@@ -4,8 +4,9 @@
 
 The step is the real one: the loop, FSDP2 on one rank, bf16 with fp32 masters, clipping, AdamW, one
 micro-batch of one row. The model has all its layers, and so narrow ones that the arithmetic takes
-no time. Fused kernels go through Triton up to the launch, which is an empty C call; so is the
-attention of packed rows. What a driver does for a launch (3 to 5 µs on a GPU) is not in the time.
+no time (oneDNN is off: it takes 60 µs to begin a product in bf16). Fused kernels go through Triton
+up to the launch, which is an empty C call; so is the attention of packed rows. Choices by device
+are those of a GPU. What a driver does for a launch (3 to 5 µs) is not in the time.
 
 The peer is the Transformer by hand of gpu_step.py, with as many layers as transformer-1b, rows of
 one document, fused AdamW on bf16 weights.
@@ -34,8 +35,9 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice, op
-from headrace.models.layers.attention import packed
+from headrace.models.layers import linear
 from headrace.models.model.model import initial_weights
+from headrace.models.operators import attention
 from headrace.trainer.engines.engine import load_weights
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.objective import Objective
@@ -50,14 +52,14 @@ from ._gpu_models import hybrid, mamba2, with_kernels
 from ._synthetic_run import train
 from .long._gpu_peers import transformer_by_hand
 
-TOKENS, DOCUMENTS, WARMUP = 24, 24, 4
-"""Tokens of a row, documents of a packed row (those of 16,384 tokens), steps before the first that
-is timed."""
+TOKENS, DOCUMENTS, WARMUP = 32, 24, 4
+"""Tokens of a row (whole blocks of every kernel, as on a GPU), documents of a packed row (those of
+16,384 tokens), steps before the first that is timed."""
 PASSES = ("forward", "backward", "engine", "step")
 MODELS: dict[str, ModelConfig] = {
-    "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 64, 32, 4, 2, 48),
-    "transformer-1b": hybrid("[attention] * 21", 64, 32, 4, 2, 48),
-    "mamba2-1.3b": mamba2("[mamba] * 48", 64, 32, 16, 16),
+    "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 64, 8, 4, 2, 16),
+    "transformer-1b": hybrid("[attention] * 21", 64, 8, 4, 2, 16),
+    "mamba2-1.3b": mamba2("[mamba] * 48", 64, 8, 16, 8),
 }
 """Models of gpu_step.py, with all layers, narrow."""
 
@@ -116,7 +118,8 @@ def empty_launches() -> Iterator[list[str]]:
             (JITFunction, "_do_compile", compile_nothing),
             (choice, "find_device_problem", lambda _: None),
             (op, "find_device_problem", lambda _: None),
-            (packed, "supports_packed_attention", lambda *_: True),
+            (attention, "supports_packed_attention", lambda *_: True),
+            (linear, "fuses_gradient_sums", lambda *_: True),
             (varlen, "varlen_attn", attend),
         ):
             patched.enter_context(mock.patch.object(owner, name, value))
@@ -170,10 +173,17 @@ def run_headrace(
     load_weights(engine, dict(initial_weights(config, 0)))
     ends = [TOKENS * n // DOCUMENTS for n in range(DOCUMENTS + 1)] if packed_rows else [0, TOKENS]
     clock, kind = Clock(profiled), type(engine)
+
+    def forward(engine: Any, *inputs: Any) -> Any:
+        tokens, targets, weights, documents, *stream = inputs
+        # On a GPU, rows of one document have no documents.
+        return call(engine, tokens, targets, weights, documents if packed_rows else None, *stream)
+
+    call = kind.__call__
     with ExitStack() as patched, empty_launches() as launches:
         patched.enter_context(torch.autograd.set_multithreading_enabled(False))
         for owner, name, timed in (
-            (kind, "__call__", clock.timed("forward", kind.__call__)),
+            (kind, "__call__", clock.timed("forward", forward)),
             (kind, "backward", clock.timed("backward", kind.backward)),
             (loop, "launch", clock.timed("engine", loop.launch)),
         ):
@@ -223,6 +233,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     dist.init_process_group("cpu:fake", store=HashStore(), rank=0, world_size=1)
     peer = run_peer(MODELS["transformer-1b"], options.steps).fastest()
     print(f"peer, Transformer by hand: {_describe(peer)}")
