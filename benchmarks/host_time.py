@@ -35,6 +35,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice, op
+from headrace.models.kernels.launch import Launcher
 from headrace.models.layers import linear
 from headrace.models.model.model import initial_weights
 from headrace.models.operators import attention
@@ -97,11 +98,11 @@ def empty_launches() -> Iterator[list[str]]:
     from triton.runtime.jit import JITFunction
 
     launches: list[str] = []
-    launch = JITFunction.run
+    launch = Launcher.launch
 
-    def run(program: Any, *args: Any, **options: Any) -> Any:
-        launches.append(program.__name__)
-        return launch(program, *args, **options)
+    def count(launcher: Launcher, *args: Any, **options: Any) -> None:
+        launches.append(launcher.program.__name__)
+        launch(launcher, *args, **options)
 
     def compile_nothing(program: Any, key: Any, *_: Any) -> _Program:
         program.device_caches[0][0][key] = compiled = _Program()
@@ -114,7 +115,7 @@ def empty_launches() -> Iterator[list[str]]:
     driver.set_active(_Driver())
     with ExitStack() as patched:
         for owner, name, value in (
-            (JITFunction, "run", run),
+            (Launcher, "launch", count),
             (JITFunction, "_do_compile", compile_nothing),
             (choice, "find_device_problem", lambda _: None),
             (op, "find_device_problem", lambda _: None),

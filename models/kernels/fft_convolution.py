@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from ..documents import copy_async
+from .launch import Programs
 from .op import op
 
 MAX_NUMBERS = 1 << 26
@@ -53,7 +54,7 @@ TOKENS, CHANNELS = 64, 32
 def _programs() -> Any:
     from .programs import fft_convolution
 
-    return fft_convolution
+    return Programs(fft_convolution)
 
 
 def unsupported_reason(*, bias: bool, silu: bool, history: bool) -> str | None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .launch import Programs
 from .op import op
 
 E4M3 = torch.float8_e4m3fn
@@ -37,7 +38,7 @@ class Quantized(NamedTuple):
 def _programs() -> Any:
     from .programs import fp8
 
-    return fp8
+    return Programs(fp8)
 
 
 def unsupported_reason(width: int) -> str | None:

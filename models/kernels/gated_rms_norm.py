@@ -17,6 +17,7 @@ from torch import Tensor
 from ..parallel.groups import find_axis
 from ..parallel.tensor import split_group_runs, sum_groups
 from . import fp8, layout
+from .launch import Programs
 from .op import op
 from .rms_norm import MAX_GRAD_PROGRAMS
 
@@ -25,7 +26,7 @@ from .rms_norm import MAX_GRAD_PROGRAMS
 def _programs() -> Any:
     from .programs import gated_rms_norm
 
-    return gated_rms_norm
+    return Programs(gated_rms_norm)
 
 
 def _flatten_rows(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from . import fp8, layout
+from .launch import Programs
 from .op import op
 
 ROWS, BLOCK = 2, 1024
@@ -23,7 +24,7 @@ ROWS, BLOCK = 2, 1024
 def _programs() -> Any:
     from .programs import glu
 
-    return glu
+    return Programs(glu)
 
 
 @op("glu")

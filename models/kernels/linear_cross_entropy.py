@@ -29,6 +29,7 @@ from torch import Tensor
 from ..parallel.axes import Axis
 from ..parallel.groups import find_axis
 from ..parallel.tensor import gather, reduce
+from .launch import Programs
 from .op import op
 
 SUM_BYTES = 4
@@ -47,7 +48,7 @@ ROW_MULTIPLE = 64
 def _programs() -> Any:
     from .programs import linear_cross_entropy
 
-    return linear_cross_entropy
+    return Programs(linear_cross_entropy)
 
 
 def chunk_size(num_tokens: int, vocabulary: int) -> int:

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
+from .launch import Programs
 from .layout import split_tiles, to_channels_last
 from .op import op
 
@@ -62,7 +63,7 @@ AHEAD = 8
 def _programs() -> Any:
     from .programs import modal
 
-    return modal
+    return Programs(modal)
 
 
 def unsupported_reason(rates: Tensor, length: int, axis: str) -> str | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import fp8, layout
+from .launch import Programs
 from .op import op
 
 MAX_WIDTH = 1 << 16
@@ -28,7 +29,7 @@ def _programs() -> Any:
     """Import Triton when a kernel first runs: models import with torch alone."""
     from .programs import rms_norm
 
-    return rms_norm
+    return Programs(rms_norm)
 
 
 def unsupported_reason(width: int) -> str | None:

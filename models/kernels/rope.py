@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .launch import Programs
 from .op import op
 
 HEADS = 16
@@ -22,7 +23,7 @@ HEADS = 16
 def _programs() -> Any:
     from .programs import rope
 
-    return rope
+    return Programs(rope)
 
 
 @op("rope")

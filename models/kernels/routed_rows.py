@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .launch import Programs
 from .op import op
 
 
@@ -21,7 +22,7 @@ from .op import op
 def _programs() -> Any:
     from .programs import routed_rows
 
-    return routed_rows
+    return Programs(routed_rows)
 
 
 @op("spread_rows")

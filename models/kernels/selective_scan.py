@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
+from .launch import Programs
 from .layout import to_channels_last
 from .op import op
 
@@ -55,14 +56,14 @@ AHEAD = 8
 def _programs() -> Any:
     from .programs import selective_scan
 
-    return selective_scan
+    return Programs(selective_scan)
 
 
 @cache
 def _programs_backward() -> Any:
     from .programs import selective_scan_backward
 
-    return selective_scan_backward
+    return Programs(selective_scan_backward)
 
 
 def unsupported_reason(B: Tensor) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .launch import Programs
 from .layout import to_channels_last
 from .op import op
 
@@ -39,7 +40,7 @@ OPTIONAL_INPUTS = ("HISTORY", "BIAS", "SKIP", "PACKED")
 def _programs() -> Any:
     from .programs import short_convolution
 
-    return short_convolution
+    return Programs(short_convolution)
 
 
 def unsupported_reason(taps: Tensor) -> str | None:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
+from .launch import Programs
 from .layout import to_channels_last
 from .op import op
 
@@ -57,7 +58,7 @@ MAX_STATE_NUMBERS = 128 * 128
 def _programs() -> Any:
     from .programs import ssd, ssd_backward
 
-    return ssd, ssd_backward
+    return Programs(ssd), Programs(ssd_backward)
 
 
 def unsupported_reason(head_dim: int, state_size: int) -> str | None:

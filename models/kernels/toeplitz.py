@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from . import choice, faults
+from .launch import Programs
 from .layout import split_tiles, to_channels_last
 from .op import op
 
@@ -45,14 +46,14 @@ OPTIONAL_INPUTS = ("HISTORY", "SKIP", "PACKED")
 def _programs() -> Any:
     from .programs import toeplitz
 
-    return toeplitz
+    return Programs(toeplitz)
 
 
 @cache
 def _programs_backward() -> Any:
     from .programs import toeplitz_backward
 
-    return toeplitz_backward
+    return Programs(toeplitz_backward)
 
 
 def unsupported_reason(taps: Tensor, *, bias: bool = False, silu: bool = False) -> str | None:
