@@ -28,6 +28,9 @@ from ..attestation.plan import AttestationPlan, Subject
 from ..attestation.trials import limit_programs
 from ..config.config import ModelConfig
 from ..documents import Documents
+from ..kernels.op import Op
+from ..layers.grouped import DYNAMIC_TAGS
+from ..parallel.groups import finding
 
 ALIGNED = 4096
 """An address of torch's allocator: a multiple of what Triton looks for."""
@@ -65,11 +68,13 @@ class LaunchRecorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
-        if operation.namespace != NAMESPACE:
-            return operation(*inputs, **(options or {}))
-        op = OPDEFS[operation._schema.name]._init_fn.__self__
+        if operation.namespace != NAMESPACE or set(DYNAMIC_TAGS) & set(operation.tags):
+            return operation(*inputs, **(options or {}))  # grouped products launch torch's programs
+        code = OPDEFS[operation._schema.name]._init_fn
+        op = getattr(code, "__self__", None)
+        function = op.function if isinstance(op, Op) else code
         with self:
-            return op.function(*inputs, **(options or {}))
+            return function(*inputs, **(options or {}))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -104,8 +109,9 @@ def list_launches(
     for shape in shapes:
         traced = reduce_to_kinds(config) if shape.precision.fp8 is None else config
         for packed in (True, False):
-            model = FakeModel(traced, shape, packed=packed)
-            problems += model.train(recorder.recording, z_loss)
+            model = FakeModel(traced, shape, packed=packed, named=True)
+            with finding(model.axes.tensor, model.axes.context):
+                problems += model.train(recorder.recording, z_loss)
     for subject in plan.subjects() if plan is not None else ():
         try:
             _attest(subject, recorder)

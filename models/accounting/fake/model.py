@@ -26,6 +26,7 @@ from ...layers.attention.ring_flash import plan_row_calls
 from ...model.model import Model
 from ...operators import BatchContext
 from ...parallel.axes import Axes, Axis
+from ...parallel.groups import fake_axis
 from ...transforms.fp8 import quantize
 from ..count import build_meta
 from ..pieces import EMBEDDINGS, Passes
@@ -74,16 +75,18 @@ def _threads(num_threads: int) -> Iterator[None]:
 class FakeModel:
     """Model and micro-batch on fake tensors."""
 
-    def __init__(self, config: ModelConfig, shape: Shape, *, packed: bool = False) -> None:
-        """`packed` gives the rows two documents each."""
+    def __init__(
+        self, config: ModelConfig, shape: Shape, *, packed: bool = False, named: bool = False
+    ) -> None:
+        """`packed` gives the rows two documents each; `named` gives the axes names, by which ops
+        find them (`groups.finding`): with it, messages inside ops are sent, too."""
         degrees, self.packed = shape.degrees, packed
         self.shape, self.mode = shape, new_mode()
         self.config = _keep_local_experts(config, degrees.ep)
+        axis = fake_axis if named else lambda _, rank, size: Axis(None, rank, size)
         self.axes = Axes(
-            tensor=Axis(None, degrees.tp - 1, degrees.tp),
-            context=Axis(
-                None, degrees.cp - 1, degrees.cp
-            ),  # the last rank receives all earlier states
+            tensor=axis("tensor", degrees.tp - 1, degrees.tp),
+            context=axis("context", degrees.cp - 1, degrees.cp),  # receives all earlier states
             attention=shape.attention,
             hyena_li=shape.hyena_li,
         )

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,11 @@ import torch
 import triton
 from click.testing import CliRunner
 from formats.samples import pin_keys
+from support.ranks.ports import free_ports
 
 from headrace.console.errors import LayoutError, MissingError, MisuseError
 from headrace.models.accounting.shape import Shape
+from headrace.models.accounting.state import Degrees
 from headrace.models.compilation import cache, compile, tools, worker
 from headrace.models.compilation.by_hand import parse_arch, render
 from headrace.models.compilation.cli import main
@@ -176,6 +179,27 @@ def test_packed_rows_have_programs_of_their_own() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+def test_messages_and_ops_around_kernels_hide_no_program() -> None:
+    """States of earlier ranks, FP8 products, products of experts."""
+
+    def names(model: str, precision: Any, **degrees: int) -> set[tuple[str, bool | None]]:
+        layout = Degrees(**degrees)
+        shape = Shape(rows=1, seq_len=64, precision=precision, device="cuda", degrees=layout)
+        launches, unknown = list_launches(load_model_config(model), [shape])
+        assert unknown == []
+        return {
+            (launch.program.fn.__name__, dict(launch.options).get("WRITE")) for launch in launches
+        }
+
+    bf16, fp8 = PRECISIONS["bf16"], PRECISIONS["fp8"]
+    assert fp8.fp8 is not None
+    scanned = names("tiny-hybrid", bf16, cp=2)
+    assert {("ssd_scan_states", False), ("ssd_scan_states", True)} <= scanned
+    small = replace(fp8, fp8=replace(fp8.fp8, smallest=16))
+    assert ("fp8_quantize_rows", None) in names("tiny-transformer", small, tp=2)
+    assert ("routed_rows_combine", None) in names("tiny-moe", bf16, ep=2)
+
+
 def test_a_gpu_without_kernels_is_misuse() -> None:
     assert (parse_arch("sm_90"), parse_arch("sm_100"), parse_arch("89")) == (90, 100, 89)
     for text in ("sm_75", "gfx942", ""):
@@ -188,6 +212,7 @@ import json
 from benchmarks._fake_gpu import FakeGpu
 from benchmarks.step_counts import count_step
 from headrace.models.accounting.shape import Shape
+from headrace.models.accounting.state import Degrees
 from headrace.models.compilation import launches, worker
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
@@ -222,3 +247,21 @@ def test_the_programs_are_those_of_the_real_step() -> None:
                          env={**os.environ, "PYTHONPATH": f"{ROOT}/.root:{ROOT}"})  # fmt: skip
     launched, listed, unknown = json.loads(run.stdout.splitlines()[-1])
     assert listed == launched and unknown == [] and len(listed) > 30
+
+
+@pytest.mark.long
+def test_the_programs_are_those_of_a_step_on_two_ranks() -> None:
+    """Messages inside ops, ops around kernels (FP8) and grouped products hide no program."""
+    port = free_ports()
+    command = [sys.executable, str(Path(__file__).with_name("two_ranks.py"))]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/.root:{ROOT}"}
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(port)], env=environment, stdout=subprocess.PIPE)
+        for rank in (0, 1)
+    ]
+    answers = [json.loads(rank.communicate()[0].splitlines()[-1]) for rank in ranks]
+    for answer in answers:
+        for case, programs in answer.items():
+            assert programs["unknown"] == [], case
+            assert programs["listed"] == programs["launched"], case
+            assert len(programs["listed"]) > 15, case
