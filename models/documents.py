@@ -293,7 +293,8 @@ class Spans:
     """Documents as ranges in the flattened rows."""
 
     ends: Tensor
-    """int32 [documents + 1]: 0, then every document's end."""
+    """int32 [documents + 1]: 0, then every document's end. Empty documents at the end round their
+    number up to a power of two."""
     longest: int
     """Upper bound on document lengths, a power of two. In a compiled model it is at least length/8:
     each value has its own graphs."""
@@ -307,7 +308,10 @@ class Spans:
         longest = int(ends.diff().max())
         if compiled:
             longest = max(longest, length // 8)
-        return cls(ends.int(), power_of_two(longest))
+        # cuDNN has a plan for each number of documents, and builds one in a tenth of a second.
+        total = ends[-1:]
+        missing = power_of_two(len(begins)) - len(begins)
+        return cls(torch.cat([ends, total.expand(missing)]).int(), power_of_two(longest))
 
     def to(self, device: torch.device) -> Spans:
         return Spans(copy_async(self.ends, device), self.longest)

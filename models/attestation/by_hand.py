@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,10 @@ import torch
 from ...console.errors import LayoutError, MisuseError
 from ...console.progress import Progress, format_duration
 from ..kernels import KERNELS, choice, faults
+from ..layers.attention import flash4
+from ..layers.attention.order import DEFAULT_ORDER
 from .attest import Attestation
+from .cases.attention import TABLE_CALLS
 from .plan import AttestationPlan
 from .record import Record, describe_machine, make_record
 from .trials import BOUNDS, Verdict
@@ -22,14 +26,31 @@ INTERPRETER_DTYPE = "float32"
 
 def attest_kernels(only: Sequence[str], *, interpret: bool) -> list[Record]:
     """Attest the kernels on every kind of GPU in this machine, or in Triton's interpreter."""
-    unknown = [name for name in only if name not in (*KERNELS, "fp8")]
+    known = (*KERNELS, "fp8", *([] if interpret else ["attention"]))
+    unknown = [name for name in only if name not in known]
     if unknown:
         raise MisuseError(
-            f"no such kernel: {', '.join(unknown)}", hint=f"choose from {', '.join(KERNELS)}, fp8"
+            f"no such kernel: {', '.join(unknown)}", hint=f"choose from {', '.join(known)}"
         )
-    dtypes = [INTERPRETER_DTYPE] if interpret else list(BOUNDS)
-    plan = AttestationPlan(kernels=list(only) or None, dtypes=dtypes, tiny=interpret)
-    return [_attest(plan, device) for device in (["cpu"] if interpret else _find_devices())]
+    if interpret:
+        plan = AttestationPlan(kernels=list(only) or None, dtypes=[INTERPRETER_DTYPE], tiny=True)
+        return [_attest(plan, "cpu")]
+    return [_attest(_make_plan(only, device), device) for device in _find_devices()]
+
+
+def _make_plan(only: Sequence[str], device: str) -> AttestationPlan:
+    """Return a plan with all kernels and attention, or with those in `only`."""
+    plan = AttestationPlan(kernels=list(only) or None)
+    if only and "attention" not in only:
+        return plan
+    order = list(DEFAULT_ORDER)
+    usable = flash4.installed() is not None and not (
+        flash4.find_torch_problem()
+        or flash4.find_capability_problem(torch.cuda.get_device_capability(device))
+    )
+    if usable:
+        order[order.index("flash")] = "flash4"
+    return replace(plan, attention=list(TABLE_CALLS), order=order)
 
 
 def _find_devices() -> list[str]:
@@ -103,6 +124,8 @@ def _cells(kernel: str, verdicts: Sequence[Verdict], dtypes: Sequence[str]) -> I
         column = [verdict for verdict in verdicts if verdict.dtype == dtype]
         if (kernel, getattr(torch, dtype)) in choice.FAULTY:
             yield "known fault"
+        elif not column:  # attention in fp32
+            yield "-"
         elif not all(verdict.passed for verdict in column):
             yield "FAILED"
         else:

@@ -1,4 +1,4 @@
-"""A model's calls to fused kernels: ops, widths, dtypes and options.
+"""A model's calls to fused kernels and to attention: widths, dtypes and options.
 
 The model runs on fake tensors, with a single layer for each kind: this needs no GPU and no memory.
 """
@@ -13,12 +13,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..accounting.count import build_meta
 from ..accounting.fake.model import FakeModel
 from ..accounting.shape import Shape
 from ..accounting.sorts import reduce_to_kinds
 from ..accounting.stored import load_or_compute
 from ..config.config import ModelConfig
+from ..config.options.precision import Precision
+from ..config.precision import compute_dtype
 from ..kernels import choice
+from ..layers.attention.limits import AttentionCall
+from ..operators.base import Operator
 
 NAMESPACE = "headrace"
 
@@ -68,6 +73,18 @@ def trace_calls(config: ModelConfig, shape: Shape, z_loss: float = 0.0) -> list[
     recorder = CallRecorder()
     FakeModel(traced, shape).forward(recorder, z_loss)
     return recorder.calls
+
+
+def attention_calls(config: ModelConfig, precision: Precision) -> list[AttentionCall]:
+    """Return the model's distinct calls of attention, with the heads of all tensor-parallel
+    ranks."""
+    dtype = compute_dtype(precision)
+    calls = [
+        module.attention_call(dtype)
+        for module in build_meta(reduce_to_kinds(config)).modules()
+        if isinstance(module, Operator)
+    ]
+    return list(dict.fromkeys(call for call in calls if call is not None))
 
 
 class CallRecorder(TorchDispatchMode):

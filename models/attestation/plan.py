@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from ..kernels import choice
+from ..layers.attention.limits import AttentionCall
+from ..layers.attention.order import Implementation
 from .calls import Call
 from .cases import all_cases
+from .cases.attention import attention_cases
 from .cases.case import Case
 from .cases.fp8 import attested_fp8_cases
 from .model_cases import build_cases
@@ -37,10 +40,26 @@ class AttestationPlan:
     """Input dtypes, for the table."""
     kernels: Sequence[str] | None = None
     """Kernels to attest, for the table; None: all."""
+    attention: Sequence[AttentionCall] = field(default_factory=list)
+    """Calls of attention."""
+    order: Sequence[Implementation] = field(default_factory=list)
+    """Implementations of attention, in the order in which torch tries them."""
+    deterministic: bool = False
+    """True if attention must have equal bits in two runs."""
     tiny: bool = False
     """True for Triton's interpreter: small sizes, and no FP8, which it truncates."""
 
     def subjects(self) -> list[Subject]:
+        return [*self._kernel_subjects(), *self._attention_subjects()]
+
+    def _attention_subjects(self) -> Iterator[Subject]:
+        for case in attention_cases(self.attention, self.order, deterministic=self.deterministic):
+            trials = model_trials(
+                self.longest or case.max_length, case.width, max_length=case.max_length
+            )
+            yield Subject(case, case.dtype_name, trials)
+
+    def _kernel_subjects(self) -> list[Subject]:
         if self.calls is None:
             cases = [
                 case
@@ -71,4 +90,5 @@ class AttestationPlan:
         values = json.loads(data)
         if values["calls"] is not None:
             values["calls"] = [Call(**call) for call in values["calls"]]
+        values["attention"] = [AttentionCall(**call) for call in values["attention"]]
         return cls(**values)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..kernels import choice
+from ..layers.attention import flash4
 from .plan import AttestationPlan
 from .trials import Verdict
 
@@ -34,6 +35,8 @@ def describe_machine(device: str) -> dict[str, str]:
         "triton": str(choice.TRITON),
         "torch": torch.__version__,
         "assembler": os.environ.get(ASSEMBLER, ""),
+        "cudnn": str(torch.backends.cudnn.version()),
+        "flash4": str(flash4.installed()),
         "sources": _digest_sources(),
     }
     if device != "cpu":

@@ -62,15 +62,20 @@ TABLE_TRIALS = (
 """Trials for the table: odd lengths, multiples of every tile, one tile."""
 
 
-def model_trials(longest: int, width: int, *, tiny: bool = False) -> Sequence[Trial]:
+def model_trials(
+    longest: int, width: int, *, tiny: bool = False, max_length: int = 0
+) -> Sequence[Trial]:
     """Return trials for a model's case, in rows up to `longest` tokens.
 
     Long rows have the remainder by 16 that the longest row has: programs are compiled for it.
-    `tiny` leaves out long rows.
+    `tiny` leaves out long rows, `max_length` limits them.
     """
     if tiny:
         return [Trial(1, min(TILE + 1, longest), programs=1)]
-    long = min(max(TRIAL_ELEMENTS // width, MIN_LONG), MAX_LONG) // 16 * 16 + longest % 16
+    long = (
+        min(max(TRIAL_ELEMENTS // width, MIN_LONG), max_length or MAX_LONG) // 16 * 16
+        + longest % 16
+    )
     trials = [
         Trial(2, TILE, seed=1),
         Trial(1, TILE + 1, seed=2),

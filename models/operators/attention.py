@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.nn import functional as F
 
 from ..config.options.attention import AttentionOptions
 from ..documents import Documents
+from ..layers.attention.limits import AttentionCall
 from ..layers.attention.packed import packed_attention, supports_packed_attention
 from ..layers.attention.ring_flash import ring_flash_attention
+from ..layers.attention.rows import row_attention
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
@@ -127,16 +128,20 @@ class Attention(Operator):
     def masked_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Return attention like q [rows, queries, heads, head_dim]; k, v [rows, keys, kv_heads,
         head_dim], mask [rows or 1, 1, queries, keys] or None for causal attention."""
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
+        return row_attention(q, k, v, mask, scale=self.scale)
+
+    def attention_call(self, dtype: torch.dtype) -> AttentionCall:
+        heads = self.options.heads
+        return AttentionCall(
+            heads=heads,
+            kv_heads=self.options.kv_heads or heads,
+            head_dim=self.head_dim,
+            value_dim=self.head_dim,
+            window=self.options.window,
             scale=self.scale,
-            enable_gqa=q.shape[2] != k.shape[2],
+            dtype=str(dtype).removeprefix("torch."),
+            packed=self.options.kernel != "torch",
         )
-        return y.transpose(1, 2)
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
         ring = axes.context.size > 1 and axes.attention == "ring"

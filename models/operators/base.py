@@ -13,6 +13,7 @@ from ..config.options.base import FusedOptions, OperatorOptions
 from ..documents import Documents
 from ..kernels.choice import requests_kernel
 from ..kernels.fp8 import Quantized
+from ..layers.attention.limits import AttentionCall
 from ..layers.initializers import Initializers
 from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
@@ -117,6 +118,10 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Return how parameters are sharded over `ranks` tensor-parallel ranks."""
+
+    def attention_call(self, dtype: torch.dtype) -> AttentionCall | None:
+        """Return what the operator asks of attention in this dtype, or None."""
+        return None
 
     def fused(self, device: torch.device) -> bool:
         """Return True if the options request fused kernels on this device."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,18 @@ from ...dataplane.runlog import writer as lines
 from ...models.accounting.shape import Shape
 from ...models.accounting.state import Degrees
 from ...models.attestation.attest import Attestation
-from ...models.attestation.calls import Call, model_calls, trace_calls
+from ...models.attestation.calls import Call, attention_calls, model_calls, trace_calls
+from ...models.attestation.cases.attention import ATTENTION
 from ...models.attestation.plan import AttestationPlan
 from ...models.attestation.record import Record, compute_key, describe_machine, make_record
 from ...models.attestation.trials import Verdict
 from ...models.kernels import choice
+from ...models.layers.attention.limits import find_unsupported
 from ..accounting.about import ATTESTED
 from ..cluster.agreement import broadcast_first, run_on_first
 from ..layout.groups import Parallel
 from ..run.job import Job
+from ..run.process import remaining_order
 from . import attestation_file
 
 SHOWN = 4
@@ -176,13 +179,23 @@ class Pending:
             raise LayoutError(
                 f"{_count(outcome.failed)} failed on {' and '.join(outcome.where)}, torch "
                 f"{records[0].machine['torch']}:{_listed(outcome.failed)}",
-                hint="set kernels.fallback=true in the run, or `kernel: torch` in the model: both "
-                "take plain torch; another version of Triton may compile it rightly. `headrace "
-                "doctor --kernels` compares all kernels",
+                hint=_hint(outcome.failed),
             )
         choice.FAILED.update(outcome.failed)
+        self._check_attention()
         for shape in shapes(self.job):
             trace_calls(self.job.model, shape, run.z_loss)  # raises if the model names one
+
+    def _check_attention(self) -> None:
+        """Raise if the implementations of attention that have not failed leave out a call."""
+        order = remaining_order(self.job.run)
+        problem = find_unsupported(order, self.plan.attention)
+        if problem is not None:
+            failed = ", ".join(name for name in self.job.run.kernels.attention if name not in order)
+            raise LayoutError(
+                f"kernels.attention without {failed}: {problem}",
+                hint="add efficient or math to kernels.attention",
+            )
 
     def _report(self, verdict: Verdict, count: int, total: int) -> None:
         if self._waits:  # until then, other beats say what the rank does
@@ -206,7 +219,15 @@ def make_plan(job: Job) -> AttestationPlan:
     for shape in shapes(job):
         calls += [c for c in model_calls(job.model, shape, job.run.z_loss) if c not in calls]
     longest = max(shape.seq_len // shape.degrees.cp for shape in shapes(job))
-    return AttestationPlan(calls=calls, longest=longest, tiny=choice.INTERPRETED)
+    run, on_gpu = job.run, not choice.INTERPRETED
+    return AttestationPlan(
+        calls=calls,
+        longest=longest,
+        attention=attention_calls(job.model, job.precision) if on_gpu else [],
+        order=list(run.kernels.order(deterministic=run.deterministic)),
+        deterministic=run.deterministic,
+        tiny=not on_gpu,
+    )
 
 
 @contextlib.contextmanager
@@ -264,6 +285,20 @@ def _join(records: Sequence[Record], seconds: float) -> AttestationOutcome:
         kernels=sorted(kernels - set(failed)),
         failed=failed,
         seconds=round(seconds, 1),
+    )
+
+
+def _hint(failed: Mapping[str, str]) -> str:
+    attention = [name.removesuffix(ATTENTION) for name in failed if name.endswith(ATTENTION)]
+    if len(attention) == len(failed):
+        return (
+            f"leave {' and '.join(attention)} out of kernels.attention, or set "
+            "kernels.fallback=true, which does that"
+        )
+    return (
+        "set kernels.fallback=true in the run, or `kernel: torch` in the model: both take plain "
+        "torch; another version of Triton may compile it rightly. `headrace doctor --kernels` "
+        "compares all kernels"
     )
 
 

@@ -17,6 +17,7 @@ from ... import __version__
 from ...console import config as reader
 from ...console import sources
 from ...models.kernels.choice import find_device_problem
+from ...models.layers.attention import flash4
 from ..layout.devices import local_device
 from ..run.job import Job
 from .options import StartOptions
@@ -48,6 +49,8 @@ def collect_facts(job: Job, options: StartOptions) -> dict[str, Any]:
     versions |= {package: _version(package) for package in job.run.engine.packages}
     if job.run.device == "cuda":
         versions["triton"] = _version("triton")
+        if "flash4" in job.run.kernels.attention:
+            versions[flash4.PACKAGE] = _version(flash4.PACKAGE)
     assert job.run.device != "auto"
     return {
         **run,

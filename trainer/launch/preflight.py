@@ -25,7 +25,6 @@ from ...console.progress import format_bytes
 from ...dataplane.storage import storage
 from ...models.accounting.state import host_bytes
 from ...models.config.options.recompute import Selective
-from ...models.layers.attention.order import CPU_IMPLEMENTATIONS
 from ..accounting.memory import checkpoint_bytes, state_memory
 from ..accounting.memory import groups as parameter_groups
 from ..checkpoints import store
@@ -36,6 +35,7 @@ from ..loop import evaluate
 from ..record import loggers
 from ..run.job import Job
 from ..weights import source as origins
+from .kernels.attention import check_attention, check_flash4
 from .options import StartOptions
 
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step and do not depend on the machine."""
-    checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, _attention, _vocabulary]
+    checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, check_attention, _vocabulary]
     checks += [_groups, _weights, _held_out, _positions, _batches, _noise]
     checks += [_loggers, _store] * is_first()
     run_all(*(partial(check, job) for check in checks))
@@ -54,7 +54,7 @@ def check(job: Job) -> None:
 def check_machine(job: Job) -> None:
     """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
     compiler."""
-    checks = (_devices, _fp8_units, check_disk, check_host_memory, check_compiler)
+    checks = (_devices, _fp8_units, check_flash4, check_disk, check_host_memory, check_compiler)
     run_all(*(partial(check, job) for check in (*checks, check_kernel_tools)))
 
 
@@ -217,22 +217,6 @@ def _fp8(job: Job) -> None:
             + ", ".join(f"{count} {reason}" for reason, count in counts),
             hint="choose another fp8.smallest, fp8.ends or fp8.matrices (`headrace models show "
             "MODEL --precision fp8 --fp8 smallest=256` lists the matrices), or precision=bf16",
-        )
-
-
-def _attention(job: Job) -> None:
-    """Raise if the device lacks every permitted implementation of attention."""
-    run = job.run
-    named = f"kernels.attention is [{', '.join(run.kernels.attention)}]"
-    if run.device == "cpu" and CPU_IMPLEMENTATIONS.isdisjoint(run.kernels.attention):
-        raise LayoutError(
-            f"{named}, and the CPU has {' and '.join(sorted(CPU_IMPLEMENTATIONS))}",
-            hint="add one of them to kernels.attention",
-        )
-    if run.deterministic and not run.kernels.order(deterministic=True):
-        raise LayoutError(
-            f"{named}, which is not deterministic, and the run asks for deterministic: true",
-            hint="add flash to kernels.attention",
         )
 
 

@@ -69,6 +69,13 @@ def count_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def gpu_capabilities() -> list[tuple[int, int]]:
+    """Return the distinct compute capabilities of this machine's GPUs."""
+    import torch
+
+    return sorted({torch.cuda.get_device_capability(number) for number in range(count_gpus())})
+
+
 def fp8_problem() -> str | None:
     """Return why this machine's GPUs cannot multiply in FP8, or None."""
     import torch

@@ -13,7 +13,9 @@ from datetime import timedelta
 import torch
 
 from ...models.accounting.count import build_meta
-from ...models.layers.attention.order import attention_order
+from ...models.attestation.cases.attention import ATTENTION
+from ...models.kernels import choice
+from ...models.layers.attention.order import Implementation, attention_order
 from ...models.transforms.fp8 import quantize
 from ..cluster import ranks
 from ..engines.engine import Engine
@@ -52,4 +54,10 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
 
 def order_attention(run: RunConfig) -> AbstractContextManager[object]:
     """Return a context in which torch tries the run's implementations of attention in order."""
-    return attention_order(run.kernels.order(deterministic=run.deterministic))
+    return attention_order(remaining_order(run))
+
+
+def remaining_order(run: RunConfig) -> tuple[Implementation, ...]:
+    """Return the run's implementations of attention without those that failed their attestation."""
+    failed = [name.removesuffix(ATTENTION) for name in choice.FAILED]
+    return run.kernels.order(deterministic=run.deterministic, failed=failed)

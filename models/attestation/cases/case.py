@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +76,12 @@ class Case:
     """Width, if the case fixes it; 0: the shape's."""
     dtype_name: str = ""
     """Narrowest input dtype, if the case fixes dtypes; empty: the draw's."""
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered around a comparison."""
+    repeatable: bool = True
+    """True if two runs on the same inputs have equal bits; False: both are compared by value."""
+    max_length: int = 0
+    """Tokens in a long row, if the twin's cost limits them; 0: the trial's."""
 
     def fix_sizes(self, name: str, width: int, dtypes: Mapping[str, torch.dtype]) -> Case:
         """Return a case with this name, a fixed width, and fixed dtypes by input."""

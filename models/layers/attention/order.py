@@ -3,12 +3,16 @@ pass recomputes a forward pass."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Implementation = Literal["cudnn", "flash", "efficient", "math"]
+from . import flash4
+
+Implementation = Literal["cudnn", "flash4", "flash", "efficient", "math"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+DEFAULT_ORDER: tuple[Implementation, ...] = ("cudnn", "flash", "efficient", "math")
 CPU_IMPLEMENTATIONS = {"flash", "math"}
 NONDETERMINISTIC = {"cudnn"}
 
@@ -17,45 +21,54 @@ NONDETERMINISTIC = {"cudnn"}
 class KernelsConfig:
     """Implementations for operations that have several."""
 
-    attention: tuple[Implementation, ...] = IMPLEMENTATIONS
+    attention: tuple[Implementation, ...] = DEFAULT_ORDER
     """Attention implementations in order of preference; those left out never run. torch takes the
-    first that can compute a call. cudnn: cuDNN; flash: FlashAttention, also on CPU; efficient: for
-    fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+    first that can compute a call. cudnn: cuDNN; flash: FlashAttention 2, also on CPU; flash4:
+    FlashAttention 4 in its place (`pip install "headrace[flash4]"`; H100, H200, B200); efficient:
+    for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
     fallback: bool = False
     """Run plain torch in place of fused kernels that fail their attestation before the first step
-    on a GPU. false: a kernel that fails ends the run."""
+    on a GPU, and the next implementation in place of one of attention. false: a kernel that fails
+    ends the run."""
 
     def __post_init__(self) -> None:
         if not self.attention or len(set(self.attention)) < len(self.attention):
             raise ValueError(
                 f"attention must name each implementation once: {', '.join(IMPLEMENTATIONS)}"
             )
-        ranked = [
-            implementation
-            for implementation in self.attention
-            if implementation in ("cudnn", "flash")
-        ]
-        if ranked == ["flash", "cudnn"]:
+        if {"flash", "flash4"} <= set(self.attention):
+            raise ValueError("attention: flash4 takes the place of flash, so name one of them")
+        ranked = [name for name in self.attention if name in ("cudnn", "flash", "flash4")]
+        if len(ranked) == 2 and ranked[1] == "cudnn":
             raise ValueError(
-                "attention: flash takes all that cudnn does, so put cudnn before flash"
+                f"attention: {ranked[0]} takes all that cudnn does, so put cudnn before {ranked[0]}"
             )
 
-    def order(self, *, deterministic: bool) -> tuple[Implementation, ...]:
+    def order(
+        self, *, deterministic: bool, failed: Collection[str] = ()
+    ) -> tuple[Implementation, ...]:
         """Return the implementations that may run, in order of preference."""
-        excluded = NONDETERMINISTIC if deterministic else set()
+        excluded = {*failed, *(NONDETERMINISTIC if deterministic else ())}
         return tuple(
             implementation for implementation in self.attention if implementation not in excluded
         )
 
 
-def attention_order(order: tuple[Implementation, ...]) -> AbstractContextManager[object]:
-    """Return a context in which torch tries these implementations in this order."""
+@contextmanager
+def attention_order(order: tuple[Implementation, ...]) -> Iterator[None]:
+    """Let torch try these implementations in this order inside."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     backends = {
         "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "flash4": SDPBackend.FLASH_ATTENTION,
         "flash": SDPBackend.FLASH_ATTENTION,
         "efficient": SDPBackend.EFFICIENT_ATTENTION,
         "math": SDPBackend.MATH,
     }
-    return sdpa_kernel([backends[implementation] for implementation in order], set_priority=True)
+    chosen = [backends[implementation] for implementation in order]
+    with ExitStack() as stack:
+        if "flash4" in order:
+            stack.enter_context(flash4.in_place_of_flash())
+        stack.enter_context(sdpa_kernel(chosen, set_priority=True))
+        yield

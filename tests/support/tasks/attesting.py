@@ -17,8 +17,10 @@ from headrace.console.errors import UserError
 from headrace.models.attestation.trials import Verdict
 from headrace.models.kernels import choice
 from headrace.trainer.launch import attestation
+from headrace.trainer.run.process import remaining_order
 
-MACHINE = {"driver": "580", "triton": "3.9.0", "torch": "2.15.0", "assembler": "", "sources": "5d"}
+MACHINE = {"driver": "580", "triton": "3.9.0", "torch": "2.15.0", "assembler": "", "cudnn": "92400",
+           "flash4": "None", "sources": "5d"}  # fmt: skip
 
 
 class Workers:
@@ -72,7 +74,12 @@ def attest(
         except UserError as error:
             return str(error)
         assert outcome is not None
-        return {**outcome.details(), "started": Workers.started, "replaced": dict(choice.FAILED)}
+        return {
+            **outcome.details(),
+            "started": Workers.started,
+            "replaced": dict(choice.FAILED),
+            "order": list(remaining_order(job.run)),
+        }
 
 
 def _machine(device: str) -> dict[str, str]:

@@ -100,3 +100,20 @@ def test_a_kernel_that_the_model_names_is_not_replaced(two: Ranks, tmp_path: Pat
     words = ["kernels.fallback=true", "model.operators.glu.kernel=triton"]
     for error in two.run(TASK, tmp_path, words, [H100, H100], [{"glu": WRONG}, {}]):
         assert "the kernel glu cannot do this" in error
+
+
+CUDNN = {"cudnn attention": WRONG}
+
+
+def test_attention_that_fails_is_left_out(two: Ranks, tmp_path: Path) -> None:
+    words = ["model.operators.attention.head_dim=8"]
+    [error, _] = two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}])
+    assert "the kernel cudnn attention failed" in error
+    assert "leave cudnn out of kernels.attention, or set kernels.fallback=true" in error
+    words += ["kernels.fallback=true"]
+    for outcome in two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
+        assert outcome["failed"] == ["cudnn attention"]
+        assert outcome["order"] == ["flash", "efficient", "math"]
+    words += ["kernels.attention=[cudnn]"]
+    for error in two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
+        assert "kernels.attention without cudnn: none of them can compute" in error

@@ -25,10 +25,13 @@ from headrace.console.errors import (
     StorageError,
 )
 from headrace.models.kernels import choice
+from headrace.models.layers.attention import flash4
 from headrace.trainer.accounting.describe import describe, eager_operators, lines
 from headrace.trainer.cluster.ranks import StopRequest
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
+from headrace.trainer.launch.kernels import attention
+from headrace.trainer.launch.kernels.attention import check_flash4
 from headrace.trainer.launch.options import StartOptions
 
 
@@ -70,6 +73,31 @@ def test_the_device_has_an_implementation_of_attention(ask: Any) -> None:
     with pytest.raises(ConfigError, match=r"kernels\.attention"):
         ask("kernels.attention=[cudn]")
     checks.check(ask("kernels.attention=[cudnn, math]"))
+
+
+def test_attention_that_nothing_computes_is_refused(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = ["device=cuda", "precision=bf16"]
+    options = "model.operators.attention={kind: attention, heads: 2, head_dim: 8, window: 8}"
+    windowed = [options, *gpu]
+    with pytest.raises(LayoutError, match=r"a window of 8 \(cudnn: it takes no windows\)"):
+        checks.check(ask(*windowed, "kernels.attention=[cudnn]", dry_run=True))
+    checks.check(ask(*windowed, "kernels.attention=[cudnn, flash]", dry_run=True))
+    job = ask(*windowed, "kernels.attention=[flash4, math]", dry_run=True)
+    checks.check(job)
+    with pytest.raises(MissingError, match="flash-attn-4 is not installed") as missing:
+        check_flash4(job)
+    assert missing.value.hint == 'pip install "headrace[flash4]"'
+    monkeypatch.setattr(flash4, "installed", lambda: "4.0.0b36")
+    monkeypatch.setattr(attention, "gpu_capabilities", lambda: [(9, 0)])
+    check_flash4(job)
+    monkeypatch.setattr(attention, "gpu_capabilities", lambda: [(8, 0), (9, 0)])
+    with pytest.raises(LayoutError, match=r"it needs compute capability 9\.0 .* not 8\.0"):
+        check_flash4(job)
+    monkeypatch.setattr(torch, "__version__", "2.14.1")
+    with pytest.raises(LayoutError, match=r"torch 2\.14\.1 calls an older flash-attn-4"):
+        check_flash4(job)
 
 
 def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
