@@ -34,8 +34,11 @@ class Attention(Operator):
         kv_width = head_dim * (options.kv_heads or options.heads)
         widths = {"q": head_dim * options.heads, "k": kv_width, "v": kv_width}
         self.qkv = SplitLinear(input_width or width, widths, bias=options.qkv_bias)
-        self.q_norm = RMSNorm(head_dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
-        self.k_norm = RMSNorm(head_dim, 1e-6, kernel=options.kernel) if options.qk_norm else None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if options.qk_norm:
+            self.q_norm = RMSNorm(head_dim, options.qk_norm_eps, kernel=options.kernel)
+            self.k_norm = RMSNorm(head_dim, options.qk_norm_eps, kernel=options.kernel)
         self.out = OutputLinear(head_dim * options.heads, width, bias=options.output_bias)
         self.scale = head_dim**-0.5
 

@@ -27,6 +27,8 @@ class AttentionOptions(FusedOptions):
     """Tokens that a query sees, itself included; its whole past if unset."""
     qk_norm: bool = False
     """Apply RMSNorm to each head's queries and keys before rotating them."""
+    qk_norm_eps: float = 1e-6
+    """Epsilon in `qk_norm`."""
     qkv_bias: bool = False
     """Add a bias in the projections to queries, keys and values."""
     output_bias: bool = False
@@ -43,6 +45,8 @@ class AttentionOptions(FusedOptions):
             turning = self.rope.channels or self.dim(width)
             if turning % 2 or turning > self.dim(width):
                 yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
+        if not self.qk_norm_eps > 0:
+            yield f"qk_norm_eps must be above 0, not {self.qk_norm_eps}"
         if self.window is not None and self.window < 1:
             yield f"window must be at least 1 token, not {self.window}"
 
