@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from .bamba import BambaFamily
+from .bamba import BAMBA
 from .blackmamba import BlackMamba
 from .family import Family, Original
-from .gpt2 import GPT2Family
-from .llama import LlamaFamily, MixtralFamily
-from .mamba import Mamba2Family, MambaFamily
+from .gpt2 import GPT2
+from .lfm import LFM2
+from .llama import LLAMA, MIXTRAL, QWEN2, QWEN3
+from .mamba import MAMBA, MAMBA2
 from .mamba_ssm import MambaSSM
 from .zamba import Zamba2Family, ZambaFamily
 
-FAMILIES: dict[str, Family] = {
-    "llama": LlamaFamily(),
-    "mixtral": MixtralFamily(),
-    "mamba": MambaFamily(),
-    "mamba2": Mamba2Family(),
-    "bamba": BambaFamily(),
-    "gpt2": GPT2Family(),
-    "zamba": ZambaFamily(),
-    "zamba2": Zamba2Family(),
-}
-"""Families by transformers' `model_type`. A new family is a class as in family.py, and a line
-here."""
+_FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2),
+    *(ZambaFamily(), Zamba2Family()),
+)
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES}
+"""Families by transformers' `model_type`. A new family is tables as in decoder.py, and a name
+here. A model is written as the first that can represent it."""
 
 ORIGINALS: dict[str, Original] = {"mamba_moe_layers": BlackMamba(), "ssm_cfg": MambaSSM()}
 """Formats whose `config.json` has no `model_type`, by a key that only they have."""

@@ -18,11 +18,27 @@ from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .family import build_pattern, expect
-from .mamba import INIT, mamba1_rules
-from .rules import Rule, map_same, map_stacked
+from .mamba import INIT, MAMBA1_NAMES
+from .names import Names, RuleOf, operator_rules, stacked
+from .rules import Rule, map_same
 
 LAYER = re.compile(r"r[1-9]?|[1-9]")
 """Their code reads a single digit in a layer's name."""
+
+
+def expert(name: str) -> RuleOf:
+    return stacked(f"local_experts.*.{name}.weight", lambda options: options.expert_count or 0)
+
+
+NAMES: dict[type[OperatorOptions], Names] = {
+    Mamba1Options: MAMBA1_NAMES,
+    GLUOptions: {"gate_up": "linear_fc1", "down": "linear_fc2"},
+    MoEOptions: {
+        "router": "router",
+        "gate_up": expert("linear_fc1"),
+        "down": expert("linear_fc2"),
+    },
+}
 
 
 class BlackMamba:
@@ -83,8 +99,14 @@ class BlackMamba:
                     result.append(
                         map_same(f"{ours}.{branch}.norm.weight", f"{theirs}.{norm}.weight")
                     )
-                    operator, options = f"{ours}.{branch}.operator", config.operators[name]
-                    result += operator_rules(operator, f"{theirs}.{module}", options)
+                    options = config.operators[name]
+                    result += operator_rules(
+                        NAMES[type(options)],
+                        f"{ours}.{branch}.operator",
+                        f"{theirs}.{module}",
+                        options,
+                        config.width,
+                    )
         return result
 
 
@@ -94,24 +116,3 @@ def format_layer(kind: str) -> str:
     if not kind.startswith("r"):
         return mlp
     return f"mamba&{mlp}" if mlp else "mamba"
-
-
-def operator_rules(ours: str, theirs: str, options: OperatorOptions) -> list[Rule]:
-    if isinstance(options, Mamba1Options):
-        return mamba1_rules(ours, theirs)
-    if isinstance(options, GLUOptions):
-        names = (("gate_up", "linear_fc1"), ("down", "linear_fc2"))
-        return [
-            map_same(f"{ours}.{our_name}.weight", f"{theirs}.{name}.weight")
-            for our_name, name in names
-        ]
-    assert isinstance(options, MoEOptions)
-    result = [
-        map_same(f"{ours}.router.{kind}", f"{theirs}.router.{kind}") for kind in ("weight", "bias")
-    ]
-    for our_name, name in (("gate_up", "linear_fc1"), ("down", "linear_fc2")):
-        experts = [
-            f"{theirs}.local_experts.{expert}.{name}.weight" for expert in range(options.experts)
-        ]
-        result.append(map_stacked(f"{ours}.{our_name}", experts))
-    return result

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
-from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
 from ..config.options.names import NormKind
 from ..config.options.rope import Rope
 from ..config.pattern import parse_pattern
+from .function import ntk_base
 from .rules import Rule
 
 Settings = dict[str, Any]
@@ -33,9 +33,13 @@ class Original(Protocol):
 
 
 class Family(Original, Protocol):
-    """A transformers `model_type`, which can be written too."""
+    """A family of transformers, which can be written too."""
 
-    architecture: str
+    @property
+    def model_type(self) -> str: ...
+
+    @property
+    def architecture(self) -> str: ...
 
     def write(self, config: ModelConfig) -> Settings:
         """Convert a ModelConfig to settings; raise Unsuitable if the family cannot represent it."""
@@ -84,29 +88,12 @@ def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     raise ConfigError(str(file), problems)
 
 
-def require_equal_layers(
-    config: ModelConfig, mixer: type[OperatorOptions], mlp: type[OperatorOptions] | None
-) -> None:
-    """Require equal layers, with these mixer and MLP kinds."""
-    require(
-        len({(layer.mixer, layer.mlp, layer.shared) for layer in config.layers}) == 1,
-        "its layers differ",
-    )
-    layer = config.layers[0]
-    require(layer.shared is None, "it has shared blocks")
-    require(isinstance(config.operators[layer.mixer], mixer), f"`{layer.mixer}` is of another kind")
-    if mlp is None:
-        require(layer.mlp is None, "it has MLPs")
-    else:
-        mlp_options = config.operators[layer.mlp] if layer.mlp else None
-        require(isinstance(mlp_options, mlp), "its MLP is of another kind")
-
-
 def build_pattern(
     names: Sequence[str], operators: Mapping[str, OperatorOptions], *, mlp: str | None = None
 ) -> dict[str, Any]:
     """Build the pattern for a list of layers, and select the operators that it uses."""
-    pattern = f"[{', '.join(names)}]"
+    equal = len(set(names)) == 1
+    pattern = f"[{names[0]}] * {len(names)}" if equal else f"[{', '.join(names)}]"
     used = {name for layer in parse_pattern(pattern, mlp=mlp) for name in layer.names}
     used_operators = {name: options for name, options in operators.items() if name in used}
     return {"pattern": pattern, "mlp": mlp, "operators": used_operators}
@@ -140,11 +127,12 @@ def rope_settings(settings: Mapping[str, Any]) -> Settings:
     return merged
 
 
-def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0) -> Rope:
-    """Convert RoPE settings; `rotated` is the fraction of channels that turn."""
+def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float = 10_000.0) -> Rope:
+    """Convert RoPE settings; `rotated` is the fraction of channels that turn, `base` the one where
+    no key says it."""
     scaling = rope_settings(settings)
     expect(scaling, partial_rotary_factor=rotated)
-    base = float(scaling.get("rope_theta") or 10_000.0)
+    base = float(scaling.get("rope_theta") or base)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     original_length = scaling.get("original_max_position_embeddings")
     length = int(original_length or settings.get("max_position_embeddings") or 8192)
@@ -183,7 +171,7 @@ def write_rope(rope: Rope, head_dim: int) -> Settings:
     base = rope.base
     scaling: Settings = {"rope_type": rope.scaling, "factor": rope.factor}
     if rope.scaling == "ntk":
-        base *= rope.factor ** (head_dim / (head_dim - 2))
+        base = ntk_base(rope, head_dim)
     if rope.scaling in ("yarn", "llama3"):
         scaling["original_max_position_embeddings"] = rope.original_length
     if rope.scaling == "yarn":
@@ -196,16 +184,3 @@ def write_rope(rope: Rope, head_dim: int) -> Settings:
         "rope_scaling": None if rope.scaling in ("none", "ntk") else scaling,
         "max_position_embeddings": int(rope.original_length * rope.factor),
     }
-
-
-def get_plain_attention(config: ModelConfig) -> AttentionOptions:
-    """Return the attention options; require rotary positions on all channels and no QK-norm."""
-    options = config.operators[config.layers[0].mixer]
-    assert isinstance(options, AttentionOptions)
-    require(not options.qk_norm, "its attention has QK-norm")
-    require(options.rope is not None, "its attention has no rotary positions")
-    require(
-        options.rope is not None and options.rope.channels is None,
-        "RoPE is not on all channels",
-    )
-    return options

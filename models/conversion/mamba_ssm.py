@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...console.errors import ConfigProblem, ConfigProblems
@@ -11,8 +12,8 @@ from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
-from .family import expect
-from .mamba import backbone_rules, read_backbone
+from .family import build_pattern, expect
+from .mamba import INIT, MAMBA, MAMBA2
 from .rules import Rule
 
 IGNORED = {
@@ -39,18 +40,18 @@ class MambaSSM:
                 [ConfigProblem(f"ssm_cfg.{key}", "is not supported") for key in unknown]
             )
         multiple = settings.get("pad_vocab_size_multiple", 8)
-        return read_backbone(
-            {
-                "vocab_size": -(-settings["vocab_size"] // multiple) * multiple,
-                "hidden_size": settings["d_model"],
-                "num_hidden_layers": settings["n_layer"],
-                "tie_word_embeddings": settings.get("tie_embeddings", True),
-            },
-            options,
+        return ModelConfig(
+            vocab_size=-(-settings["vocab_size"] // multiple) * multiple,
+            width=settings["d_model"],
+            **build_pattern(["mamba"] * settings["n_layer"], {"mamba": options}),
+            tie_embeddings=settings.get("tie_embeddings", True),
+            init=INIT,
         )
 
     def rules(self, config: ModelConfig) -> list[Rule]:
-        return backbone_rules(config, "embedding")
+        family = MAMBA if isinstance(config.operators["mamba"], Mamba1Options) else MAMBA2
+        ends = {**family.ends, "embedding": "backbone.embedding"}
+        return replace(family, ends=ends).rules(config)
 
 
 def read_mamba1(scan: Mapping[str, Any]) -> tuple[OperatorOptions, set[str]]:

@@ -13,11 +13,24 @@ from ..config.options.mamba2 import Mamba2Options
 from ..config.options.rope import Rope
 from ..config.options.zamba import ZambaBlockOptions
 from .family import Settings, build_pattern, expect, read_rope, require, require_plain_decoder
-from .mamba import conv_rules, mamba2_rules
-from .rules import Rule, map_ends, map_interleaved, map_rows, map_same
+from .mamba import CONV_NAMES, MAMBA2_NAMES
+from .names import Names, interleaved, operator_rules
+from .rules import Rule, map_ends, map_rows, map_same
+
+MAMBA1: Names = {
+    **CONV_NAMES,
+    "input": interleaved("in_proj", 2),
+    "select": "x_proj_weight",
+    "dt": "dt_proj_weight",
+    "dt_bias": "dt_proj_bias",
+    "A_log": "A_log",
+    "D": "D",
+    "output": "out_proj",
+}
 
 
 class ZambaFamily:
+    model_type = "zamba"
     architecture = "ZambaForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -80,22 +93,15 @@ class ZambaFamily:
                 theirs += ".mamba_decoder"
             ours = f"blocks.{number}.mixer"
             result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
-            ours, theirs = f"{ours}.operator", f"{theirs}.mamba"
-            result.append(map_interleaved(f"{ours}.input.weight", f"{theirs}.in_proj.weight", 2))
-            result += conv_rules(ours, theirs)
-            for name, their_name in (
-                ("select", "x_proj_weight"),
-                ("dt", "dt_proj_weight"),
-                ("dt_bias", "dt_proj_bias"),
-                ("A_log", "A_log"),
-                ("D", "D"),
-                ("output.weight", "out_proj.weight"),
-            ):
-                result.append(map_same(f"{ours}.{name}", f"{theirs}.{their_name}"))
+            options = config.operators[layer.mixer]
+            result += operator_rules(
+                MAMBA1, f"{ours}.operator", f"{theirs}.mamba", options, config.width
+            )
         return result
 
 
 class Zamba2Family:
+    model_type = "zamba2"
     architecture = "Zamba2ForCausalLM"
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
@@ -176,7 +182,9 @@ class Zamba2Family:
             ours = f"blocks.{number}.mixer"
             result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
             options = config.operators[layer.mixer]
-            result += mamba2_rules(f"{ours}.operator", f"{theirs}.mamba", options)
+            result += operator_rules(
+                MAMBA2_NAMES, f"{ours}.operator", f"{theirs}.mamba", options, config.width
+            )
         for name in names:
             modules = list_block_modules(config, name, "shared_transformer")
             block = config.operators[name]

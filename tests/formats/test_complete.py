@@ -41,6 +41,7 @@ USES: dict[str, tuple[int, str]] = {
     "models/accounting": (1, "keys/models-show.json"),
     "models/attestation": (4, "keys/attestation.json, keys/doctor-kernels.json"),
     "models/compilation": (5, "keys/programs.json, keys/kernels-compile.json"),
+    "models/conversion": (3, "a comparison of two configurations, which is not written"),
     "models/model": (1, "world/main/signals.jsonl"),
     "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
     "planner/simulation": (2, "keys/plan.json: `failures`"),

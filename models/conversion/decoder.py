@@ -1,0 +1,154 @@
+"""A family as tables: keys of `config.json` and names of tensors, each said once for both ways.
+
+Reading builds a configuration from the keys. Writing fills the same keys from a configuration, and
+reads them back: what comes back different cannot be said, and the difference is the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..accounting.count import build_meta
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.pattern import Layer
+from .family import Settings, Unsuitable, build_pattern, expect, require
+from .function import differences
+from .keys import Field, Key, LayerList, flag, merge, read_fields, write_fields
+from .names import Names, build_rule
+from .rules import Rule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """An operator of a family."""
+
+    options: type[OperatorOptions]
+    module: str
+    """Their module in a layer."""
+    names: Names
+    """Names of its tensors, within that module."""
+    fields: Mapping[str, Field | str]
+    """Options that `config.json` says."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Options that differ from our defaults and are the same in all models of the family."""
+    optional: bool = False
+    """True if a model of the family may do without it."""
+
+
+MODEL_FIELDS: Mapping[str, Field | str] = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "norm_eps": Key("rms_norm_eps", 1e-6),
+    "tie_embeddings": flag("tie_word_embeddings", False),
+}
+ENDS: Names = {
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A family of transformers."""
+
+    model_type: str
+    architecture: str
+    published: str
+    """Sizes of the published models."""
+    parts: Mapping[str, Part]
+    layers: LayerList
+    mlp: str | None = None
+    """The part that follows every mixer."""
+    fields: Mapping[str, Field | str] = field(default_factory=lambda: MODEL_FIELDS)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the model that are the same in the whole family."""
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    """Keys with the only value that we support; they are written too."""
+    refused: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are only read, and must have this value if they are there."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are only written: they do not change the model."""
+    ends: Names = field(default_factory=lambda: ENDS)
+    """Names of the tensors outside the layers."""
+    blocks: str = "model.layers"
+    """Their module of layers."""
+    norms: Names = field(default_factory=dict)
+    """Names of the norms in a layer."""
+
+    def read(self, settings: Mapping[str, Any]) -> ModelConfig:
+        expect(settings, **self.expected, **self.refused)
+        names = self.layers.read(settings)
+        mixers = {name.partition("/")[0] for name in names}
+        used = mixers | {name.partition("/")[2] for name in names} | {self.mlp}
+        operators = {
+            name: part.options(**part.fixed, **read_fields(part.fields, settings))
+            for name, part in self.parts.items()
+            if name in used
+        }
+        return ModelConfig(
+            **read_fields(self.fields, settings),
+            **self.fixed,
+            **build_pattern(names, operators, mlp=self.mlp),
+        )
+
+    def write(self, config: ModelConfig) -> Settings:
+        parts = {name: self.match(name, options) for name, options in config.operators.items()}
+        unused = [name for name in self.parts if name not in parts.values()]
+        missing = [name for name in unused if not self.parts[name].optional]
+        require(not missing, f"it has no layer like `{', '.join(missing)}`")
+        settings: Settings = {"model_type": self.model_type, **self.expected, **self.written}
+        for name, options in config.operators.items():
+            merge(settings, write_fields(self.parts[parts[name]].fields, options, config.width))
+        merge(settings, write_fields(self.fields, config, config.width))
+        merge(settings, self.layers.write([self.word(layer, parts) for layer in config.layers]))
+        reasons = list(differences(config, self.read(settings)))
+        require(not reasons, "; ".join(reasons[:3]))
+        return settings
+
+    def match(self, name: str, options: OperatorOptions) -> str:
+        """Return the part that an operator is: of its kind, and with its fixed options if several
+        parts are."""
+        candidates = [key for key, part in self.parts.items() if part.options is type(options)]
+        require(bool(candidates), f"operators.{name} is of kind {options.kind}")
+        fitting = [
+            key
+            for key in candidates
+            if all(getattr(options, f) == value for f, value in self.parts[key].fixed.items())
+        ]
+        return (fitting or candidates)[0]
+
+    def word(self, layer: Layer, parts: Mapping[str, str]) -> str:
+        """Return a layer as the family's word, its MLP left out if all layers have it."""
+        if layer.shared is not None or layer.parallel:
+            raise Unsuitable(f"it has layers like `{layer}`")
+        mixer = parts[layer.mixer]
+        mlp = None if layer.mlp is None else parts[layer.mlp]
+        return mixer if mlp == self.mlp else f"{mixer}/{mlp or 'none'}"
+
+    def rules(self, config: ModelConfig) -> list[Rule]:
+        model = build_meta(config)
+        parts = {name: self.match(name, options) for name, options in config.operators.items()}
+        rules = []
+        for path, _ in model.named_parameters():
+            if not path.startswith("blocks."):
+                rules.append(build_rule(self.ends, path, "", "", model))
+                continue
+            _, number, branch, module, rest = path.split(".", 4)
+            layer = config.layers[int(number)]
+            ours, theirs = f"blocks.{number}.{branch}", f"{self.blocks}.{number}"
+            if module == "norm":
+                name = f"{branch}.norm.{rest}"
+                rules.append(build_rule(self.norms, name, f"blocks.{number}", theirs, model))
+                continue
+            operator = layer.mixer if branch == "mixer" else layer.mlp or ""
+            part = self.parts[parts[operator]]
+            ours, theirs = f"{ours}.operator", f"{theirs}.{part.module}"
+            options = config.operators[operator]
+            rules.append(
+                build_rule(part.names, rest, ours, theirs, model.get_submodule(ours), options)
+            )
+        return rules

@@ -1,0 +1,108 @@
+"""What a configuration computes, so that two of them can be compared: every default written out,
+and without labels, kernels and what only training uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+from ..config.config import ModelConfig
+from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
+from ..config.options.mamba1 import Mamba1Options
+from ..config.options.mamba2 import Mamba2Options
+from ..config.options.moe import MoEOptions
+from ..config.options.rope import Rope
+
+LABELS = {"pattern", "mlp", "operators", "kernel", "init", "isolate_documents"}
+"""Fields of a model that its layers say, or that do not change what it computes for a document."""
+SPEED_OR_TRAINING = {"kernel", "chunk", "balance_loss", "balance_over", "z_loss"}
+"""Options of operators that do not change what they compute in evaluation."""
+
+
+def differences(config: ModelConfig, reference: ModelConfig) -> Iterator[str]:
+    """Yield the fields whose values differ from those in `reference`, with both values."""
+    pair = [replace(one, final_norm=one.final_norm or one.norm) for one in (config, reference)]
+    for name in (field.name for field in fields(ModelConfig) if field.name not in LABELS):
+        value, expected = (getattr(one, name) for one in pair)
+        if value != expected:
+            yield f"{name} is {value!r}, not {expected!r}"
+    if len(config.layers) != len(reference.layers):
+        yield f"it has {len(config.layers)} layers, not {len(reference.layers)}"
+    compared = set()
+    for layers in zip(config.layers, reference.layers, strict=False):
+        for field in fields(layers[0]):
+            names = tuple(getattr(layer, field.name) for layer in layers)
+            if names in compared:
+                continue
+            compared.add(names)
+            value, expected = names
+            if isinstance(value, str) and isinstance(expected, str):
+                yield from option_differences(value, config, expected, reference)
+            elif value != expected:
+                yield f"a layer's {field.name} is {value!r}, not {expected!r}"
+
+
+def option_differences(
+    name: str, config: ModelConfig, expected: str, reference: ModelConfig
+) -> Iterator[str]:
+    """Yield the options in which an operator differs from another's."""
+    options = resolve(config.operators[name], config.width)
+    others = resolve(reference.operators[expected], reference.width)
+    if type(options) is not type(others):
+        yield f"operators.{name} is of kind {options.kind}, not {others.kind}"
+        return
+    for field in fields(options):
+        value, other = getattr(options, field.name), getattr(others, field.name)
+        if field.name not in SPEED_OR_TRAINING and value != other:
+            yield f"operators.{name}.{field.name} is {value!r}, not {other!r}"
+
+
+def resolve(options: OperatorOptions, width: int) -> OperatorOptions:
+    """Return the same options with every default written out."""
+    resolver = RESOLVERS.get(type(options))
+    return options if resolver is None else resolver(options, width)
+
+
+def resolve_attention(options: AttentionOptions, width: int) -> AttentionOptions:
+    dim = options.dim(width)
+    return replace(
+        options,
+        head_dim=dim,
+        kv_heads=options.kv_heads or options.heads,
+        qk_norm_eps=options.qk_norm_eps if options.qk_norm else 1.0,
+        rope=None if options.rope is None else resolve_rope(options.rope, dim),
+    )
+
+
+def resolve_rope(rope: Rope, head_dim: int) -> Rope:
+    """Return the rotation alone: without the lengths and bounds that its scaling does not use, and
+    with NTK's base in place of its factor."""
+    rope = replace(rope, channels=rope.channels or head_dim)
+    unused: dict[str, Any] = {}
+    if rope.scaling not in ("yarn", "llama3"):
+        unused["original_length"] = 1
+    if rope.scaling != "yarn":
+        unused |= {"beta_fast": 2.0, "beta_slow": 1.0}
+    if rope.scaling != "llama3":
+        unused |= {"low_freq_factor": 1.0, "high_freq_factor": 2.0}
+    if rope.scaling == "ntk":
+        unused |= {"base": ntk_base(rope, rope.channels or head_dim)}
+        unused |= {"scaling": "none", "factor": 1.0}
+    return replace(rope, **unused)
+
+
+def ntk_base(rope: Rope, channels: int) -> float:
+    """Return the base by which NTK scaling replaces a factor."""
+    return float(rope.base * rope.factor ** (channels / (channels - 2)))
+
+
+RESOLVERS: dict[type[OperatorOptions], Callable[[Any, int], OperatorOptions]] = {
+    AttentionOptions: resolve_attention,
+    Mamba1Options: lambda options, width: replace(options, dt_rank=options.rank(width)),
+    Mamba2Options: lambda options, width: replace(
+        options, norm_groups=options.norm_groups or options.groups
+    ),
+    MoEOptions: lambda options, width: replace(options, normalize=options.normalizes),
+}

@@ -1,0 +1,190 @@
+"""Keys of a `config.json`: a table says each once, and it is read and written by the same line.
+
+A table has an entry for each field of a model or of an operator's options: the name of a key, or a
+`Field` that reads the value from all settings and writes it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from ...console.errors import ConfigProblem, ConfigProblems
+from ..config.config import ModelConfig
+from ..config.options.base import OperatorOptions
+from ..config.options.rope import Rope
+from .family import Settings, Unsuitable, read_rope, require, write_rope
+
+REQUIRED: Any = object()
+"""Default of a key that must be there."""
+
+
+class Field(Protocol):
+    """A field of a model or of options, as `config.json` holds it."""
+
+    def read(self, settings: Mapping[str, Any]) -> Any:
+        """Return the field's value; raise KeyError for a missing key, ConfigProblems for a value
+        that we do not support."""
+        ...
+
+    def write(self, value: Any, holder: Any, width: int) -> Settings:
+        """Return the keys for a value; raise Unsuitable if they cannot hold it. `holder` is the
+        model's configuration or the operator's options, `width` the model's."""
+        ...
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key that holds the field's value; `default` where it is missing or null. `older` names are
+    read first."""
+
+    name: str
+    default: Any = REQUIRED
+    older: tuple[str, ...] = ()
+
+    def read(self, settings: Mapping[str, Any]) -> Any:
+        for name in (*self.older, self.name):
+            if settings.get(name) is not None:
+                return settings[name]
+        if self.default is REQUIRED:
+            raise KeyError(self.name)
+        return self.default
+
+    def write(self, value: Any, holder: Any, width: int) -> Settings:
+        return {self.name: value}
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A field that is computed from several settings. `write` receives the value, the holder and
+    the width."""
+
+    read: Callable[[Mapping[str, Any]], Any]
+    write: Callable[[Any, Any, int], Settings]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions on a fraction of a head's channels, of `base` where no key says it."""
+
+    rotated: float = 1.0
+    base: float = 10_000.0
+
+    def read(self, settings: Mapping[str, Any]) -> Rope:
+        rope = read_rope(settings, rotated=self.rotated, base=self.base)
+        if self.rotated == 1:
+            return rope
+        return replace(rope, channels=int(read_head_dim(settings) * self.rotated))
+
+    def write(self, value: Rope | None, holder: Any, width: int) -> Settings:
+        require(value is not None, "its attention has no rotary positions")
+        assert value is not None
+        return write_rope(value, value.channels or holder.dim(width))
+
+
+def read_head_dim(settings: Mapping[str, Any]) -> int:
+    dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
+    return int(dim)
+
+
+def flag(name: str, default: bool, older: tuple[str, ...] = ()) -> Computed:
+    """Return the field of a key that is true, false or, in older files, null."""
+    return Computed(
+        lambda settings: bool(Key(name, default, older).read(settings)),
+        lambda value, holder, width: {name: value},
+    )
+
+
+def implied(read: Callable[[Mapping[str, Any]], Any]) -> Computed:
+    """Return a field that other keys imply: it writes none."""
+    return Computed(read, lambda value, holder, width: {})
+
+
+def as_field(entry: Field | str) -> Field:
+    return Key(entry) if isinstance(entry, str) else entry
+
+
+def read_fields(fields: Mapping[str, Field | str], settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: as_field(entry).read(settings) for name, entry in fields.items()}
+
+
+def write_fields(
+    fields: Mapping[str, Field | str], holder: ModelConfig | OperatorOptions, width: int
+) -> Settings:
+    settings: Settings = {}
+    for name, entry in fields.items():
+        merge(settings, as_field(entry).write(getattr(holder, name), holder, width))
+    return settings
+
+
+def merge(settings: Settings, more: Settings) -> None:
+    """Add keys; raise Unsuitable if one is there with another value."""
+    for key, value in more.items():
+        if settings.setdefault(key, value) != value:
+            raise Unsuitable(
+                f"`{key}` has one value for all layers, not {settings[key]!r}, {value!r}"
+            )
+
+
+# Lists of layers -----------------------------------------------------------------------------
+
+
+class LayerList(Protocol):
+    """The layers, first to last, as `config.json` holds them: words of a pattern, such as
+    `attention` or `attention/moe`."""
+
+    def read(self, settings: Mapping[str, Any]) -> Sequence[str]: ...
+
+    def write(self, layers: Sequence[str]) -> Settings: ...
+
+
+@dataclass(frozen=True)
+class EqualLayers:
+    """Equal layers: a number of them."""
+
+    layer: str
+    count: str = "num_hidden_layers"
+
+    def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
+        return [self.layer] * settings[self.count]
+
+    def write(self, layers: Sequence[str]) -> Settings:
+        require(set(layers) == {self.layer}, "its layers differ")
+        return {self.count: len(layers)}
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    """A list with the type of each layer; `derive` computes it for files without the list."""
+
+    types: Mapping[str, str]
+    """Our words by theirs."""
+    derive: Callable[[Mapping[str, Any]], Sequence[str]] | None = None
+    key: str = "layer_types"
+
+    def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
+        types = settings.get(self.key)
+        if types is None and self.derive is not None:
+            types = self.derive(settings)
+        elif types is None:
+            raise KeyError(self.key)
+        unknown = sorted({str(kind) for kind in types} - self.types.keys())
+        if unknown or len(types) != settings.get("num_hidden_layers", len(types)):
+            known = ", ".join(self.types)
+            fault = (
+                f"`{unknown[0]}` is not supported; known: {known}"
+                if unknown
+                else (
+                    f"names {len(types)} layers, and num_hidden_layers is"
+                    f" {settings['num_hidden_layers']}"
+                )
+            )
+            raise ConfigProblems([ConfigProblem(self.key, fault)])
+        return [self.types[kind] for kind in types]
+
+    def write(self, layers: Sequence[str]) -> Settings:
+        names = {ours: theirs for theirs, ours in self.types.items()}
+        unknown = sorted(set(layers) - names.keys())
+        require(not unknown, f"it has no layer like `{', '.join(unknown)}`")
+        return {"num_hidden_layers": len(layers), self.key: [names[layer] for layer in layers]}
