@@ -87,6 +87,7 @@ $(RUNS): pyproject.toml constraints.txt | $(BIN)/pip
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/pip
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,ray]'
+	$(BIN)/python -m pip install --constraint constraints.txt --no-deps mosaicml-streaming
 	@touch $(RUNS) $@
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/pip

@@ -137,17 +137,22 @@ class MdsFormat(ShardFormat):
         return json.dumps({"version": 2, "shards": entries}, sort_keys=True).encode()
 
     def index_problem(self, folder: Path, shards: Sequence[StoredShard]) -> str | None:
-        """Open the index with StreamingDataset's own reader and compare its document counts."""
-        from streaming.base.format import reader_from_json
-
+        """Compare what StreamingDataset takes from the index with the manifest: format, and each
+        shard's name, bytes and documents."""
         try:
             entries = json.loads((folder / "index.json").read_text())["shards"]
-            counts = [reader_from_json(str(folder), None, entry).size for entry in entries]
-        except (OSError, ValueError, KeyError) as error:
-            return f"streaming cannot read it: {error!r}"
-        if counts != [shard.documents for shard in shards]:
-            listed = f"{sum(counts):,} documents in {len(counts):,} shards"
-            return f"it lists {listed}; the manifest has others"
+            formats = {(entry["format"], entry["version"]) for entry in entries}
+            listed = [
+                (entry["raw_data"]["basename"], entry["raw_data"]["bytes"], entry["samples"])
+                for entry in entries
+            ]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"it is not a whole index of MDS shards: {error!r}"
+        if formats - {("mds", 2)}:
+            return f"it lists shards of other formats than MDS 2: {sorted(formats)}"
+        if listed != [(shard.name, shard.size, shard.documents) for shard in shards]:
+            total = sum(documents for _, _, documents in listed)
+            return f"it lists {total:,} documents in {len(listed):,} shards; the manifest differs"
         return None
 
     def recognises(self, names: Sequence[str]) -> bool:

@@ -88,11 +88,22 @@ def test_the_streaming_index_is_checked(corpus: Path, run_build: Run) -> None:
     out = run_build(corpus, format="mds")
     assert verify(str(out), ONE) == []
     index = Path(out, "index.json")
-    listed = json.loads(index.read_text())
-    listed["shards"] = listed["shards"][1:]
-    index.write_text(json.dumps(listed))
-    (found,) = verify(str(out), ONE)
-    assert found.name == "index.json" and "in 9 shards" in found.what and "manifest" in found.what
+    shards = json.loads(index.read_text())["shards"]
+    first, *rest = shards
+    uncompressed = first["raw_data"]
+    for damaged, words in (
+        (rest, "documents in 9 shards; the manifest differs"),
+        ([rest[0], first, *rest[1:]], "the manifest differs"),
+        ([{**first, "samples": first["samples"] + 1}, *rest], "the manifest differs"),
+        ([{**first, "raw_data": {**uncompressed, "bytes": 9}}, *rest], "the manifest differs"),
+        ([{**first, "format": "jsonl"}, *rest], "other formats than MDS 2"),
+        ([{**first, "raw_data": None}, *rest], "not a whole index of MDS shards"),
+        (None, "not a whole index of MDS shards"),
+        ([{**first, "size_limit": 5}, *rest], "differ from those that the build writes"),
+    ):
+        index.write_text(json.dumps({"version": 2, "shards": damaged}, sort_keys=True))
+        (damage,) = verify(str(out), ONE)
+        assert damage.name == "index.json" and words in damage.what
     index.write_text("{")
-    (found,) = verify(str(out), ONE)
-    assert "streaming cannot read it" in found.what
+    (damage,) = verify(str(out), ONE)
+    assert "not a whole index of MDS shards" in damage.what
