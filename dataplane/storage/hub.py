@@ -68,7 +68,6 @@ def read_arguments(fs: Any) -> dict[str, Any]:
 def _find_commits(name: str, revision: str | None) -> Iterator[str]:
     """Yield the commit that a repository's revision stands for, if the hub knows it."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     kind, _, path = name.partition("/")
     components = (path if kind in KINDS else name).split("/")
@@ -80,7 +79,7 @@ def _find_commits(name: str, revision: str | None) -> Iterator[str]:
                 revision=revision,
                 timeout=10,
             )
-        except (HfHubHTTPError, HFValidationError, OSError):
+        except Exception:  # the hub's, and those of its HTTP library, which changes by version
             continue
         if repository.sha:
             yield repository.sha

@@ -12,7 +12,7 @@ from .decoder import Decoder, Part
 from .family import Settings
 from .keys import Computed, Key, Rotary, flag
 from .llama import ATTENTION, GLU_NAMES, KV_HEADS
-from .mamba import MAMBA2_NAMES
+from .mamba import MAMBA2_NAMES, NORM_GROUPS
 
 
 class AttentionPlaces:
@@ -53,12 +53,12 @@ BAMBA = Decoder(
                     lambda value, options, width: mamba_heads(options, width),
                 ),
                 "groups": "mamba_n_groups",
+                "norm_groups": NORM_GROUPS,
                 "expand": "mamba_expand",
                 "conv": "mamba_d_conv",
                 "norm_eps": "rms_norm_eps",
                 "bias": "mamba_proj_bias",
             },
-            fixed={"norm_groups": 1},
         ),
         "attention": Part(
             options=AttentionOptions,

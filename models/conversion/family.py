@@ -119,12 +119,11 @@ def require_norm(config: ModelConfig, kind: NormKind) -> None:
 
 
 def rope_settings(settings: Mapping[str, Any]) -> Settings:
-    """Return the RoPE settings; transformers 5 nests them in a dictionary."""
+    """Return the RoPE settings; transformers 5 nests them in a dictionary. Like it, take an older
+    dictionary before the newer, and values beside it where it has none."""
+    nested = dict(settings.get("rope_scaling") or settings.get("rope_parameters") or {})
     top_level = {key: settings.get(key) for key in ("rope_theta", "partial_rotary_factor")}
-    merged = {key: value for key, value in top_level.items() if value is not None}
-    for key in ("rope_scaling", "rope_parameters"):
-        merged |= dict(settings.get(key) or {})
-    return merged
+    return {**{key: value for key, value in top_level.items() if value is not None}, **nested}
 
 
 def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float = 10_000.0) -> Rope:

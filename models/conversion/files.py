@@ -157,7 +157,7 @@ def stage_folder(folder: Path) -> Iterator[Path]:
 
 def read_json(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8"), object_hook=_decode_float)
     except OSError as error:
         raise StorageError(
             f"cannot read {file}: {file_fault(error)[0]}", hint=COMPLETE_HINT
@@ -167,6 +167,11 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise StorageError(f"{file} is not a JSON object", hint=COMPLETE_HINT)
     return data
+
+
+def _decode_float(values: dict[str, Any]) -> Any:
+    """Return transformers' `{"__float__": "Infinity"}` as a number, all else unchanged."""
+    return float(values["__float__"]) if values.keys() == {"__float__"} else values
 
 
 def write_json(file: Path, data: object) -> None:

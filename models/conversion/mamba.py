@@ -43,12 +43,16 @@ def read_rank(settings: Mapping[str, Any]) -> int | None:
     return None if rank == "auto" else int(rank)
 
 
-def write_norm_groups(value: int | None, options: Mamba2Options, width: int) -> Settings:
-    """mamba_ssm trains the gated norm in as many groups as B and C have; transformers computes it
-    in one group. A folder is read as it was trained. `norm_groups`, which is ours, says otherwise.
-    """
-    require((value or options.groups) == 1, "its gated norm has groups")
-    return {"norm_groups": 1} if options.groups > 1 else {}
+def require_grouped_norm(value: int | None, options: Mamba2Options, width: int = 0) -> Settings:
+    """Require a gated norm in as many groups as B and C have; no key says it."""
+    require(value in (None, options.groups), f"its gated norm has not {options.groups} groups")
+    return {}
+
+
+NORM_GROUPS = Computed(lambda settings: settings.get("norm_groups"), require_grouped_norm)
+"""mamba_ssm trains the gated norm in as many groups as B and C have; transformers computes it in
+one group before version 5.23. A folder is read as it was trained, unless `norm_groups`, which is
+ours, says otherwise."""
 
 
 def backbone(
@@ -119,9 +123,7 @@ MAMBA2 = backbone(
                 },
             ),
             "groups": "n_groups",
-            "norm_groups": Computed(
-                lambda settings: settings.get("norm_groups"), write_norm_groups
-            ),
+            "norm_groups": NORM_GROUPS,
             "expand": Key("expand", 2),
             "conv": Key("conv_kernel", 4),
             "norm_eps": Key("layer_norm_epsilon", 1e-5),

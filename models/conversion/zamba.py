@@ -13,7 +13,7 @@ from ..config.options.mamba2 import Mamba2Options
 from ..config.options.rope import Rope
 from ..config.options.zamba import ZambaBlockOptions
 from .family import Settings, build_pattern, expect, read_rope, require, require_plain_decoder
-from .mamba import CONV_NAMES, MAMBA2_NAMES
+from .mamba import CONV_NAMES, MAMBA2_NAMES, require_grouped_norm
 from .names import Names, interleaved, operator_rules
 from .rules import Rule, map_ends, map_rows, map_same
 
@@ -143,7 +143,7 @@ class Zamba2Family:
         require(all(shared_block == block for shared_block in blocks), "its shared blocks differ")
         require(block.lora_rank > 0, "its shared blocks have no LoRA corrections")
         require(mamba.norm_eps == 1e-5, f"the eps of its gated norm is {mamba.norm_eps}, not 1e-5")
-        require(mamba.norm_groups in (None, mamba.groups), "its gated norm has other groups")
+        require_grouped_norm(mamba.norm_groups, mamba)
         require(not mamba.bias, "its Mamba-2 has biases")
         rope = block.rope
         plain = rope is None or (rope.scaling == "none" and rope.channels is None)
@@ -274,7 +274,8 @@ def read_hybrid(
     names: list[str] = []
     for kind in types:
         calls = sum(name != "mamba" for name in names)
-        names.append("mamba" if kind == "mamba" else f"{blocks[calls % len(blocks)]}>mamba")
+        is_call = kind == "hybrid"  # else "mamba", or "linear_attention" in transformers 5
+        names.append(f"{blocks[calls % len(blocks)]}>mamba" if is_call else "mamba")
     return ModelConfig(
         vocab_size=settings["vocab_size"],
         width=settings["hidden_size"],

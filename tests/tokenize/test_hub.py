@@ -58,7 +58,8 @@ def hub(
     with hub_of(repositories) as served:
         monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
         template = served.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for module in (constants, file_download):  # huggingface_hub 2 reads the first, 0 the second
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
         huggingface_hub.HfFileSystem.clear_instance_cache()
         yield served
         huggingface_hub.HfFileSystem.clear_instance_cache()

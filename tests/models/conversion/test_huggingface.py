@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.config.config import load_model_config
 from headrace.models.conversion import FAMILIES
-from headrace.models.conversion.files import write_safetensors
+from headrace.models.conversion.files import read_safetensors, write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import export_tensors
 from headrace.models.model.model import Model
@@ -142,7 +143,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mamba2": ("mamba2", MAMBA2),
-    "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "norm_groups": 1, "use_bias": True}),
+    "mamba2-groups": ("mamba2", {**MAMBA2, "n_groups": 4, "use_bias": True}),
     "bamba": ("bamba", BAMBA),
     "bamba-tied": (
         "bamba",
@@ -166,6 +167,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
+
+
+def find_defect(case: str) -> str:
+    """Return how an older transformers differs from the code that trains these models, or ""."""
+    if case in ("mamba2-groups", "bamba-tied") and VERSION < (5, 23):
+        return "all groups of the gated norm are one"
+    if case.startswith("bamba") and (5, 0) <= VERSION < (5, 16):
+        return "RoPE turns all channels, not half of them"
+    return ""
+
 
 def theirs_of(case: str) -> Any:
     kind, settings = CASES[case]
@@ -182,7 +194,10 @@ def theirs_of(case: str) -> Any:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Save as `save_pretrained`, which rejects a Mamba-2 with tied embeddings."""
+    """Save as `save_pretrained`, which rejects a Mamba-2 with tied embeddings before version 5."""
+    if VERSION >= (5, 0):
+        model.save_pretrained(folder)
+        return
     model.config.save_pretrained(folder)
     tied = model.config.tie_word_embeddings
     tensors = {
@@ -191,6 +206,16 @@ def save(model: Any, folder: Path) -> None:
         if not (tied and name == "lm_head.weight")
     }
     write_safetensors(folder, tensors.items())
+
+
+def in_files(model: Any, tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Return tensors by the names and in the shapes that files of the model have. `tensors` has one
+    for each parameter: transformers 5 holds experts together and saves them one by one."""
+    model = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        parameter.data = tensors[name].clone()
+    save(model, folder)
+    return dict(read_safetensors(folder))
 
 
 def ours_of(folder: Path) -> Model:
@@ -213,9 +238,11 @@ def loss_gradients(model: Any, logits: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> None:
+    if reason := find_defect(case):
+        pytest.skip(reason)
     theirs = theirs_of(case)
-    save(theirs, tmp_path)
-    ours = ours_of(tmp_path)
+    save(theirs, tmp_path / "model")
+    ours = ours_of(tmp_path / "model")
     for length in (1, 8, 29):
         ids = tokens(length)
         expected = theirs(ids, use_cache=False).logits
@@ -225,7 +252,7 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
     ours_gradients = loss_gradients(ours, logits)
     assert ours_gradients.keys() == {name for name, _ in ours.named_parameters()}
     gradients = dict(export_tensors(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients))
-    wanted = loss_gradients(theirs, expected)
+    wanted = in_files(theirs, loss_gradients(theirs, expected), tmp_path / "gradients")
     assert gradients.keys() == wanted.keys()
     for name, gradient in wanted.items():
         bound = 5e-5 * max(1.0, float(gradient.abs().max()))
