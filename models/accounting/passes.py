@@ -54,8 +54,10 @@ def _problems(config: ModelConfig, shape: Shape) -> Iterator[str]:
         yield f"rows of {shape.seq_len:,} tokens do not divide by tp × cp = {tp * cp}"
     for name, options in config.operators.items():
         heads = options.attention_heads
-        if shape.attention == "a2a" and heads and heads % (tp * cp):
-            yield f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads"
+        states = options.state_heads
+        for form, number in ((shape.attention, heads), (shape.delta, states if cp > 1 else None)):
+            if form == "a2a" and number and number % (tp * cp):
+                yield f"operators.{name}: tp={tp} × cp={cp} does not divide its {number} heads"
 
 
 def rename_gradients(passes: Passes, prefixes: Mapping[str, str]) -> Passes:
@@ -177,6 +179,8 @@ class Tracer:
             shape = replace(shape, attention="a2a")
         if not any(isinstance(operator, ModalOptions) for operator in options):
             shape = replace(shape, hyena_li="states")
+        if not any(operator.state_heads for operator in options):
+            shape = replace(shape, delta="states")
         if not any(operator.expert_count for operator in options):
             shape = replace(shape, degrees=replace(shape.degrees, ep=1))
         if not options:  # the embedding, and the head with its loss

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..config.options.names import AttentionForm, LinearForm, LongFilterForm
+from ..config.options.names import (
+    AttentionForm,
+    DeltaForm,
+    LinearForm,
+    LongFilterForm,
+    RowForms,
+)
 from ..config.options.precision import Precision
 from .state import Degrees
 
@@ -21,7 +27,13 @@ class Shape:
     degrees: Degrees = field(default_factory=Degrees)
     attention: AttentionForm = "a2a"
     hyena_li: LongFilterForm = "states"
+    delta: DeltaForm = "states"
     linear: LinearForm = "torch"
     """The engine's linear function."""
     threads: int = 1
     """CPU threads per rank: attention allocates scores per thread."""
+
+    @property
+    def row_forms(self) -> RowForms:
+        """How operators work on rows that ranks share."""
+        return {"attention": self.attention, "hyena_li": self.hyena_li, "delta": self.delta}

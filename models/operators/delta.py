@@ -23,6 +23,7 @@ from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..parallel.axes import Axis
+from ..parallel.heads import gather_rows_of_states, scatter_rows_of_heads
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import gather, select_local_groups
 from .base import BatchContext, Operator
@@ -41,12 +42,12 @@ class Delta(Operator):
     def __init__(self, options: DeltaOptions, width: int) -> None:
         super().__init__(options, width)
         key_width = options.heads * options.key_head_dim
-        value_width = options.states * options.value_head_dim
-        decays = options.states * options.decays
+        value_width = options.state_heads * options.value_head_dim
+        decays = options.state_heads * options.decays
         widths = {"q": key_width, "k": key_width, "v": value_width}
         if options.gate is not None:
             widths["gate"] = options.gate_rank or value_width
-        widths |= {"decay": options.decay_rank or decays, "beta": options.states}
+        widths |= {"decay": options.decay_rank or decays, "beta": options.state_heads}
         # Decays and β select what a state holds: they stay out of FP8.
         self.input = SplitLinear(width, widths, wide=("decay", "beta"))
         self.conv = ShortConvolution(2 * key_width + value_width, options.conv, bias=False)
@@ -56,7 +57,7 @@ class Delta(Operator):
         if options.gate_rank is not None:
             self.gate_up = SplitLinear(options.gate_rank, {"gate": value_width})
         self.dt_bias = nn.Parameter(torch.empty(decays))
-        self.A_log = nn.Parameter(torch.empty(options.states))
+        self.A_log = nn.Parameter(torch.empty(options.state_heads))
         self.norm = RMSNorm(options.value_head_dim, options.norm_eps, kernel=options.kernel)
         self.output = OutputLinear(value_width, width, bias=False)
 
@@ -72,18 +73,41 @@ class Delta(Operator):
         if options.heads % tp.size:  # the value heads of a rank share keys with those of others
             *qk, v = qkv.split(qkv_widths[:3], dim=-1)
             local_qk = (
-                select_local_groups(x, options.heads, options.states, tp).flatten(-2) for x in qk
+                select_local_groups(x, options.heads, options.state_heads, tp).flatten(-2)
+                for x in qk
             )
             qkv = torch.cat([*local_qk, v], dim=-1)
+        decay = project_up(decay, self.decay_up, tp)
+        if batch.axes.context.size > 1 and batch.axes.delta == "a2a":
+            y = self.scan_whole_rows(qkv, decay, beta, batch)
+        else:
+            y = self.scan(qkv, decay, beta, self.A_log, self.dt_bias, batch)
+        normed = self.norm(y).flatten(2)
+        if gates:
+            gate = widen(project_up(gates[0], self.gate_up, tp))
+            normed = (normed * GATES[options.gate](gate)).to(u.dtype)
+        out: Tensor = self.output(normed)
+        return out
+
+    def scan(
+        self,
+        qkv: Tensor,
+        decay: Tensor,
+        beta: Tensor,
+        A_log: Tensor,
+        dt_bias: Tensor,
+        batch: BatchContext,
+    ) -> Tensor:
+        """Return y [b, t, states, value_dim], with shapes as in `plain`."""
+        options = self.options
         # In generation, the state S [b, states, key_dim, value_dim] goes on from the last call.
         cache = batch.state.tensors if batch.state is not None else {}
-        # y [b, t, states, value_dim]
         y, cache["delta"] = plain(
             qkv,
-            project_up(decay, self.decay_up, tp),
+            decay,
             beta,
-            self.A_log,
-            self.dt_bias,
+            A_log,
+            dt_bias,
             batch.documents,
             key_head_dim=options.key_head_dim,
             value_head_dim=options.value_head_dim,
@@ -93,12 +117,26 @@ class Delta(Operator):
             axis=batch.axes.context,
             chunk=options.chunk,
         )
-        normed = self.norm(y).flatten(2)
-        if gates:
-            gate = widen(project_up(gates[0], self.gate_up, tp))
-            normed = (normed * GATES[options.gate](gate)).to(u.dtype)
-        out: Tensor = self.output(normed)
-        return out
+        return y
+
+    def scan_whole_rows(
+        self, qkv: Tensor, decay: Tensor, beta: Tensor, batch: BatchContext
+    ) -> Tensor:
+        """Return y of this rank's tokens like `scan`: each rank scans whole rows of some heads."""
+        options, axis = self.options, batch.axes.context
+        heads = axis.part(len(self.A_log))
+        decays = slice(heads.start * options.decays, heads.stop * options.decays)
+        qkv, decay, beta = gather_rows_of_states(
+            qkv,
+            decay,
+            beta,
+            axis,
+            key_head_dim=options.key_head_dim,
+            value_head_dim=options.value_head_dim,
+        )
+        whole_rows = batch.whole_row_context(beta.shape[1] // axis.size)
+        y = self.scan(qkv, decay, beta, self.A_log[heads], self.dt_bias[decays], whole_rows)
+        return scatter_rows_of_heads(y, axis)
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.input)
@@ -130,7 +168,7 @@ class Delta(Operator):
         """Count the chunked rule's FLOPs per token: scores of keys and of queries, the triangular
         system, scores · D, and the states' products."""
         options = self.options
-        chunk, states = min(options.chunk, length), options.states
+        chunk, states = min(options.chunk, length), options.state_heads
         key_dim, value_dim = options.key_head_dim, options.value_head_dim
         scored = options.heads if options.decay == "head" else states
         scores = 2 * scored * score_flops(chunk, key_dim, by_channel=options.decay == "channel")
@@ -145,7 +183,7 @@ class Delta(Operator):
         """Count the recurrence's FLOPs per token: 7 per state element (decay, prediction, new
         value, output)."""
         options = self.options
-        state_numbers = options.states * options.key_head_dim * options.value_head_dim
+        state_numbers = options.state_heads * options.key_head_dim * options.value_head_dim
         return {"convolution": 2.0 * self.conv.taps.numel(), "scan": 7.0 * state_numbers}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..config.options.names import AttentionForm, LongFilterForm
+from ..config.options.names import AttentionForm, DeltaForm, LongFilterForm
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -71,6 +71,8 @@ class Axes:
     hyena_li: LongFilterForm = "states"
     """Modal Hyena-LI algorithm under context parallelism. (Free-form filters have no states and
     always use a2a.)"""
+    delta: DeltaForm = "states"
+    """Delta-rule algorithm under context parallelism."""
     experts: Axis = ALONE
     """Expert parallelism: ranks hold equally many experts, in rank order. The axis contains whole
     tensor axes."""

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ...console.errors import LayoutError
 from ...models.accounting.state import Degrees
+from ...models.config.options.names import (
+    AttentionForm,
+    DeltaForm,
+    LongFilterForm,
+    RowForms,
+)
 from ...models.config.options.precision import Precision
 from ...trainer.engines import ENGINES
 from ...trainer.engines.config import EngineConfig
@@ -37,7 +43,7 @@ class LayoutShape:
     @property
     def split(self) -> Split:
         layout = self.layout
-        return Split(self.rows, layout.tp, layout.cp, layout.attention, layout.hyena_li)
+        return Split(self.rows, layout.tp, layout.cp, **layout.row_forms)
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,7 @@ class Grid:
             "micro": self.shape.micro_batches,
             "schedule": layout.schedule,
             "chunks": layout.chunks,
-            "attention": layout.attention,
-            "hyena_li": layout.hyena_li,
+            **layout.row_forms,
             "engine": engine.kind,
         }
         return {**settings, **engine.choices(layout)}
@@ -121,8 +126,7 @@ def make_grid(
     dp = layout.data_parallel(gpus)
     rows = micro_rows(tokens, phase, dp, layout.cp)
     shape_layout = LayoutConfig(
-        pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep,
-        attention=layout.attention, hyena_li=layout.hyena_li,
+        pp=layout.pp, tp=layout.tp, cp=layout.cp, ep=layout.ep, **layout.row_forms,
     )  # fmt: skip
     return Grid(LayoutShape(shape_layout, dp, rows, micro_batches(rows, phase, dp)), engine, layout)
 
@@ -139,8 +143,6 @@ def enumerate_shapes(
     Tensor parallelism stays within a node: its messages cannot hide behind computation.
     """
     experts = max((o.expert_count or 0 for o in model.operators.values()), default=0)
-    attends = any(options.attention_heads for options in model.operators.values())
-    modal = any(options.kind == "hyena-li" for options in model.operators.values())
     for pp in _divisors(gpus):
         if pp > len(model.layers):
             break
@@ -153,17 +155,26 @@ def enumerate_shapes(
                 for ep in _divisors(gpus // pp) if experts else [1]:
                     if ep > 1 and (experts % ep or ep % tp):
                         continue
-                    for attention in ("a2a", "ring") if cp > 1 and attends else ("a2a",):
-                        for hyena_li in ("states", "a2a") if cp > 1 and modal else ("states",):
-                            layout = LayoutConfig(
-                                pp=pp, tp=tp, cp=cp, ep=ep, attention=attention, hyena_li=hyena_li
-                            )  # fmt: skip
-                            reasons = list(problems(layout, gpus, model, [phase.seq_len]))
-                            if reasons:
-                                yield None, layout, reasons
-                            else:
-                                for shape in _enumerate_batches(layout, gpus, phase):
-                                    yield shape, layout, []
+                    for forms in _row_forms(model, cp):
+                        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep, **forms)
+                        reasons = list(problems(layout, gpus, model, [phase.seq_len]))
+                        if reasons:
+                            yield None, layout, reasons
+                        else:
+                            for shape in _enumerate_batches(layout, gpus, phase):
+                                yield shape, layout, []
+
+
+def _row_forms(model: ModelConfig, cp: int) -> Iterator[RowForms]:
+    """Yield the ways in which the model's operators can share rows among `cp` ranks."""
+    options = model.operators.values()
+    attends = cp > 1 and any(operator.attention_heads for operator in options)
+    modal = cp > 1 and any(operator.kind == "hyena-li" for operator in options)
+    has_states = cp > 1 and any(operator.state_heads for operator in options)
+    for attention in get_args(AttentionForm)[: 1 + attends]:
+        for hyena_li in get_args(LongFilterForm)[: 1 + modal]:
+            for delta in get_args(DeltaForm)[: 1 + has_states]:
+                yield {"attention": attention, "hyena_li": hyena_li, "delta": delta}
 
 
 def _enumerate_batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[LayoutShape]:

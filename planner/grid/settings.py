@@ -8,7 +8,7 @@ from typing import Any
 from ...trainer.layout.config import LayoutConfig
 from .grid import Grid, LayoutShape
 
-SHAPE_SETTINGS = ("pp", "cp", "tp", "ep", "attention", "hyena_li")
+SHAPE_SETTINGS = ("pp", "cp", "tp", "ep", "attention", "hyena_li", "delta")
 """Settings that a shape fixes."""
 
 Settings = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ...models.config.options.names import AttentionForm, LongFilterForm
+from ...models.config.options.names import AttentionForm, DeltaForm, LongFilterForm, RowForms
 
 Direction = Literal["forward", "backward"]
 
@@ -19,6 +19,12 @@ class Split:
     cp: int = 1
     attention: AttentionForm = "a2a"
     hyena_li: LongFilterForm = "states"
+    delta: DeltaForm = "states"
+
+    @property
+    def row_forms(self) -> RowForms:
+        """How operators work on rows that ranks share."""
+        return {"attention": self.attention, "hyena_li": self.hyena_li, "delta": self.delta}
 
     @property
     def ranks(self) -> int:

@@ -18,7 +18,7 @@ from ...models.config.options.recompute import Rule
 from ..grid.split import Split
 from ..traces.work import RULES
 
-ONE_ROW = Split(1, 1, 1, "a2a", "states")
+ONE_ROW = Split()
 """One row of one rank."""
 
 

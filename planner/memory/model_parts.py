@@ -48,8 +48,7 @@ class ConfigParts:
             precision=self.precision,
             device=self.device,
             degrees=Degrees(tp=split.tp, cp=split.cp, ep=ep),
-            attention=split.attention,
-            hyena_li=split.hyena_li,
+            **split.row_forms,
             linear=linear,
             threads=self.threads,
         )

@@ -113,7 +113,7 @@ class Costs:
     def _price_layer(self, number: int, split: Split, ep: int) -> PassTimes:
         """Price a layer kind by number; the head's number is the last."""
         layer = (*self.kinds, self.trace.head)[number]
-        # `attention` and `hyena_li` change rings alone: other layers are priced once.
+        # The forms of rows change rings alone: other layers are priced once.
         compute_split = split
         if not self._rings(layer, split):
             compute_split = Split(split.rows, split.tp, split.cp)

@@ -282,6 +282,6 @@ def _rank(candidate: Candidate) -> tuple[float, ...]:
     digits = -math.floor(math.log10(candidate.solution.price * MARGIN))
     layout = candidate.grid.layout
     degrees = layout.pp, layout.chunks, layout.cp, layout.tp, layout.ep
-    forms = layout.attention == "ring", layout.hyena_li == "a2a"
+    forms = layout.attention == "ring", layout.hyena_li == "a2a", layout.delta == "a2a"
     schedule = [*SCHEDULES].index(layout.schedule)
     return (round(candidate.solution.price, digits), *degrees, *forms, schedule)

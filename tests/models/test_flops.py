@@ -93,7 +93,7 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     elif name in ("gdn", "kda"):  # torch does not count triangular systems
         options = operator.options
         system = min(options.chunk, LENGTH) * (options.key_head_dim + options.value_head_dim)
-        assert ours - options.states * system * layers == theirs
+        assert ours - options.state_heads * system * layers == theirs
     elif name in ("li", "li-product", "li-factored"):
         filters = 2 * 2 * 16 * operator.options.state_size * 8
         assert ours + filters == theirs

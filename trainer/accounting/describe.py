@@ -180,8 +180,7 @@ def eager_operators(job: Job) -> list[str]:
     axes = Axes(
         context=Axis(None, 0, layout.cp),
         experts=Axis(None, 0, layout.ep),
-        attention=layout.attention,
-        hyena_li=layout.hyena_li,
+        **layout.row_forms,
     )
     reasons = find_eager_operators(build_meta(job.model), axes, torch.device(job.run.device))
     return [

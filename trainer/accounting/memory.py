@@ -246,8 +246,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
             precision=job.precision,
             device=device,
             degrees=degrees,
-            attention=layout.attention,
-            hyena_li=layout.hyena_li,
+            **layout.row_forms,
             linear=state.linear,
             threads=job.threads if device == "cpu" else 1,
         )

@@ -258,8 +258,7 @@ def shapes(job: Job) -> list[Shape]:
             precision=job.precision,
             device=device,
             degrees=Degrees(tp=layout.tp, cp=layout.cp, ep=layout.ep),
-            attention=layout.attention,
-            hyena_li=layout.hyena_li,
+            **layout.row_forms,
         )
         for length in sorted(lengths)
     ]

@@ -69,12 +69,16 @@ def problems(
         yield f"cuts: there is no layer {layout.cuts[-1]}; the last is {len(model.layers) - 1}"
     yield from model.tp_problems(tp)
     for name, options in model.operators.items():
-        heads = options.attention_heads
-        if layout.attention == "a2a" and heads and heads % tp == 0 and heads % (tp * cp):
-            yield (
-                f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads, as "
-                "layout.attention=a2a requires (ring does not)"
-            )
+        for key, heads, divisible in (
+            ("attention", options.attention_heads, "ring"),
+            ("delta", options.state_heads, "states"),
+        ):
+            is_exchanged = layout.row_forms[key] == "a2a" and heads  # type: ignore[literal-required]
+            if is_exchanged and heads % tp == 0 and heads % (tp * cp):
+                yield (
+                    f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads, as "
+                    f"layout.{key}=a2a requires ({divisible} does not)"
+                )
     if model.vocab_size < tp:
         yield f"vocab_size: {model.vocab_size} ids are fewer than tp={tp} ranks"
     for length in sorted(set(lengths)):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from ...console.config import NameIn
 from ...console.errors import ConfigProblem, ConfigProblems, LayoutError
-from ...models.config.options.names import AttentionForm, LongFilterForm
+from ...models.config.options.names import AttentionForm, DeltaForm, LongFilterForm, RowForms
 from .schedules import PLAIN, SCHEDULES, Orders, Schedule, refusal_reason
 
 
@@ -49,6 +49,10 @@ class LayoutConfig:
     """Hyena-LI's modal filters over a sharded row: `states` passes filter states to the next rank,
     a message that does not grow with the row; `a2a` gives each rank whole rows for some channels,
     for filters by FFT (`method: fft`). Free-form filters always use a2a."""
+    delta: DeltaForm = "states"
+    """The delta rule over a sharded row: `states` passes a state and a transition matrix to later
+    ranks, a message that does not grow with the row; `a2a` gives each rank whole rows for some
+    heads, and tp × cp must divide the value heads."""
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
@@ -84,6 +88,11 @@ class LayoutConfig:
     def all_chunks(self) -> int:
         """Chunks of all stages together."""
         return self.pp * self.chunks
+
+    @property
+    def row_forms(self) -> RowForms:
+        """How operators work on rows that ranks share."""
+        return {"attention": self.attention, "hyena_li": self.hyena_li, "delta": self.delta}
 
     @property
     def holds_all_layers(self) -> bool:

@@ -147,8 +147,7 @@ def create_groups(
         axes=Axes(
             tensor=_axis(grid, [TP], timeout),
             context=_axis(grid, [CP], timeout),
-            attention=layout.attention,
-            hyena_li=layout.hyena_li,
+            **layout.row_forms,
             experts=_axis(by_experts, [2], timeout),
             row_parts=_axis(grid, [CP, TP], timeout) if layout.ep > 1 else ALONE,
             shared=_holders(grid, stage, shared or {}, timeout),

@@ -87,8 +87,7 @@ class FakeModel:
         self.axes = Axes(
             tensor=axis("tensor", degrees.tp - 1, degrees.tp),
             context=axis("context", degrees.cp - 1, degrees.cp),  # receives all earlier states
-            attention=shape.attention,
-            hyena_li=shape.hyena_li,
+            **shape.row_forms,
         )
         self.documents = self._documents()
         self.model = self._build()

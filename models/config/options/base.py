@@ -42,6 +42,12 @@ class OperatorOptions:
         return None
 
     @property
+    def state_heads(self) -> int | None:
+        """Heads with a state and a transition matrix, if there are any. Context parallelism by a2a
+        splits them."""
+        return None
+
+    @property
     def expert_count(self) -> int | None:
         """Experts, if there are any. Expert parallelism splits them."""
         return None

@@ -63,15 +63,17 @@ class DeltaOptions(FusedOptions):
             yield f"norm_eps must be above 0, not {self.norm_eps}"
 
     def tp_sizes(self, width: int) -> dict[str, int]:
-        sizes = {"value heads": self.states, "channels of queries": self.heads * self.key_head_dim}
+        sizes = {
+            "value heads": self.state_heads,
+            "channels of queries": self.heads * self.key_head_dim,
+        }
         for name in ("decay_rank", "gate_rank"):
             if getattr(self, name) is not None:
                 sizes[name] = getattr(self, name)
         return sizes
 
     @property
-    def states(self) -> int:
-        """Value heads."""
+    def state_heads(self) -> int:
         return self.heads if self.value_heads is None else self.value_heads
 
     @property

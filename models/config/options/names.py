@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 NormKind = Literal["rms", "rms-eps-outside", "layer"]
 Kernel = Literal["auto", "triton", "torch"]
@@ -13,6 +13,19 @@ AttentionForm = Literal["a2a", "ring"]
 """a2a: each rank has whole rows for some heads. ring: keys and values travel round the ranks."""
 LongFilterForm = Literal["states", "a2a"]
 """states: each rank passes its final state to later ranks. a2a: whole rows for some channels."""
+DeltaForm = Literal["states", "a2a"]
+"""states: each rank passes its final state and transition matrix to later ranks. a2a: whole rows
+for some heads."""
+
+
+class RowForms(TypedDict):
+    """How operators work on rows that ranks share, by the layout's key."""
+
+    attention: AttentionForm
+    hyena_li: LongFilterForm
+    delta: DeltaForm
+
+
 LinearForm = Literal["torch", "zero3"]
 """Function that computes linear layers: torch's, or DeepSpeed's for ZeRO-3."""
 Backend = Literal["inductor", "aot_eager", "eager"]

@@ -199,6 +199,7 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
 
 OPERATORS: dict[str, dict[str, Any]] = {
     "attention": {"heads": 4},
+    "delta": {"heads": 2, "key_head_dim": 16, "value_head_dim": 16},
     "glu": {"hidden": 64},
     "hyena-li": {},
     "hyena-li-factored": {},

@@ -38,8 +38,8 @@ def definition(delta: Any, u: Tensor) -> Tensor:
         gate = gate @ delta.gate_up.weight.T
     steps = F.softplus(decay + delta.dt_bias)
     outputs = []
-    for head in range(options.states):
-        key_head = head * options.heads // options.states
+    for head in range(options.state_heads):
+        key_head = head * options.heads // options.state_heads
         keys = slice(key_head * options.key_head_dim, (key_head + 1) * options.key_head_dim)
         values = slice(head * options.value_head_dim, (head + 1) * options.value_head_dim)
         width = options.key_head_dim if options.decay == "channel" else 1

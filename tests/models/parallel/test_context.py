@@ -96,11 +96,11 @@ def heads_divide(model: Model, ranks: Ranks) -> bool:
 @pytest.fixture(scope="module")
 def mixed(tiny_of: Callable[..., Model]) -> Model:
     """Mixers of every kind, and learned positions."""
-    pattern = "[gqa, mamba1, mamba2, mr-toeplitz, li-complex, freeform]"
+    pattern = "[gqa, mamba1, mamba2, gdn, kda, mr-toeplitz, li-complex, freeform]"
     return tiny_of(pattern, learned_positions=LENGTH)
 
 
-RING = {"attention": "ring", "hyena_li": "a2a"}
+RING = {"attention": "ring", "hyena_li": "a2a", "delta": "a2a"}
 
 
 def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
@@ -119,6 +119,7 @@ def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
     size=st.sampled_from([2, 4]),
     attention=st.sampled_from(["a2a", "ring"]),
     hyena_li=st.sampled_from(["a2a", "states"]),
+    delta=st.sampled_from(["a2a", "states"]),
 )
 def test_any_documents(
     pools: dict[int, Ranks],
@@ -127,9 +128,10 @@ def test_any_documents(
     size: int,
     attention: str,
     hyena_li: str,
+    delta: str,
 ) -> None:
     edges = sorted([0, *cuts, ROWS * LENGTH])
-    forms = {"attention": attention, "hyena_li": hyena_li}
+    forms = {"attention": attention, "hyena_li": hyena_li, "delta": delta}
     assert apart(pools[size], mixed, edges, **forms) < BOUND
 
 

@@ -116,6 +116,9 @@ def test_halos_and_states_do_not_grow_with_the_row(
     inner = 2 * WIDTH
     conv = 3 * (inner + 2 * 8) * (later > 0)
     assert forward_numbers(mamba, axis, part) == conv + (8 * 8 + 1) * 4 * later
+    delta = one(kind="delta", heads=2, value_heads=4, key_head_dim=6, value_head_dim=8)
+    conv = 3 * (2 * 2 * 6 + 4 * 8) * (later > 0)
+    assert forward_numbers(delta, axis, part) == conv + 6 * (6 + 8) * 4 * later
 
 
 @pytest.mark.parametrize("part", [64, 128])
@@ -129,6 +132,10 @@ def test_long_filters_by_channels(one: Callable[..., Model], part: int) -> None:
     assert forward_numbers(heads, axis, part) == featurizer + 4 * exchanged
     modal = one(kind="hyena-li", state_size=4)
     assert forward_numbers(modal, axis, part, hyena_li="a2a") == featurizer + exchanged
+    delta = one(kind="delta", heads=4, key_head_dim=6, value_head_dim=8)
+    channels = 2 * 6 + 2 * 8 + 2  # q, k, v, a decay and β; the output
+    halo = 3 * 4 * (2 * 6 + 8)
+    assert forward_numbers(delta, axis, part, delta="a2a") == halo + 3 / 4 * 4 * channels * part
 
 
 @pytest.mark.parametrize("attention", ["ring", "a2a"])
@@ -137,7 +144,7 @@ def test_nothing_grows_with_the_square_of_the_row(
 ) -> None:
     """Memory at most doubles with twice the part, and halves with twice the ranks for the same
     row, while a part is larger than a tile."""
-    model = tiny_of("[mha, gqa, mamba2, mr-toeplitz, li, freeform, se]")
+    model = tiny_of("[mha, gqa, mamba2, gdn, kda, mr-toeplitz, li, freeform, se]")
     forms = {"attention": attention}
     before, after = largest(model, 2, 1024, **forms), largest(model, 2, 2048, **forms)
     assert after <= 2.05 * before

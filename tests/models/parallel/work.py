@@ -64,6 +64,7 @@ def model_part(
     tensor: int = 1,
     attention: str = "a2a",
     hyena_li: str = "states",
+    delta: str = "states",
     recompute: Recompute = "none",
     training: bool = False,
     fault: str | None = None,
@@ -73,7 +74,7 @@ def model_part(
     shared, axis = grid(tensor) if tensor > 1 else (ALONE, context_axis())
     model = Model(config).double().train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
-    forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li}
+    forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li, "delta": delta}
     model.shard(Axes(tensor=shared, context=axis, **forms))
     model.set_recompute(recompute)
     ours = axis.part(tokens.shape[1])

@@ -52,6 +52,7 @@ PROJECTIONS = {
     "out.weight",
     "input.weight",
     "gate_up.weight",
+    "decay_up.weight",
     "up.weight",
     "down.weight",
     "project.weight",

@@ -29,6 +29,14 @@ def test_other_layouts_are_rejected_with_alternatives(every: ModelConfig) -> Non
     assert "layout.tp=4" not in told
 
 
+def test_states_are_exchanged_if_they_divide(every: ModelConfig) -> None:
+    check(LayoutConfig(cp=8, attention="ring"), 8, every, [48])
+    with pytest.raises(LayoutError) as caught:
+        check(LayoutConfig(cp=8, attention="ring", delta="a2a"), 8, every, [48])
+    message = "operators.kda: tp=1 × cp=8 does not divide its 4 heads, as layout.delta=a2a requires"
+    assert message in str(caught.value)
+
+
 def test_experts_are_split_evenly(every: ModelConfig) -> None:
     check(LayoutConfig(ep=4), 8, every, [48])
     check(LayoutConfig(tp=2, cp=2, ep=4), 4, every, [48])
@@ -82,9 +90,9 @@ def test_more_chunks_than_layers_are_rejected_with_alternatives(every: ModelConf
     layout = LayoutConfig(pp=4, schedule="interleaved", chunks=4)
     with pytest.raises(LayoutError) as caught:
         check(layout, 4, every, [48])
-    assert "pp=4 × chunks=4 are 16 chunks, and the model has 12 layers" in str(caught.value)
+    assert "pp=4 × chunks=4 are 16 chunks, and the model has 14 layers" in str(caught.value)
     assert "layout.pp=4 layout.tp=1 layout.cp=1" in str(caught.value)
-    with pytest.raises(LayoutError, match="there is no layer 12; the last is 11") as caught:
-        check(LayoutConfig(pp=2, cuts=(12,)), 2, every, [48])
+    with pytest.raises(LayoutError, match="there is no layer 14; the last is 13") as caught:
+        check(LayoutConfig(pp=2, cuts=(14,)), 2, every, [48])
     assert "layout.pp=2 layout.tp=1" in str(caught.value)
-    check(LayoutConfig(pp=2, cuts=(11,)), 2, every, [48])
+    check(LayoutConfig(pp=2, cuts=(13,)), 2, every, [48])
