@@ -121,7 +121,9 @@ def ten_trillion_tokens(folder: Path) -> None:
     sought = [timed(stream.locate, rows[place : place + 1]) for place in range(len(rows))]
     report("seek a row of 10T tokens, slowest of 300", sought, SEEK_SECONDS)
     tokens = np.random.default_rng(2).integers(0, 10**12 - 5_000, 300).tolist()
-    times = [timed(stream.find_rows, 3, token, token + 5_000) for token in tokens]
+    times = [
+        timed(stream.find_rows, 3, np.array([token]), np.array([token + 5_000])) for token in tokens
+    ]
     report("find the rows of a document in 10T tokens, slowest of 300", times, SEEK_SECONDS)
 
 

@@ -45,3 +45,11 @@ def arrow_column(values: Sequence[int | str | bytes | None], arrow_type: Any) ->
         buffers = [offsets.astype(np.int32), b"".join(encoded)]
     validity = None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
     return pa.Array.from_buffers(arrow_type, len(values), [validity, *map(pa.py_buffer, buffers)])
+
+
+def expand_ranges(firsts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """List the numbers of the ranges [firsts[i], ends[i]): i, and the number, in pairs."""
+    counts = np.maximum(ends - firsts, 0)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    offsets = np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+    return owners, firsts[owners] + offsets

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..console import command, page
+from .exposure.cli import find
 from .search.cli import search
 
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
@@ -207,8 +208,6 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
 @command.overrides_argument
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
 @click.option("--step", type=click.IntRange(min=0), help="Show the rows of a step.")
-@click.option("--document", metavar="ID", help="Show the rows of a document: its number or id.")
-@click.option("--source", metavar="NAME", help="Search the document in this source only.")
 @click.option("--text", is_flag=True, help="Show the tokens as text.")
 @command.json_option
 def audit(
@@ -216,21 +215,18 @@ def audit(
     overrides: tuple[str, ...],
     rows: str | None,
     step: int | None,
-    document: str | None,
-    source: str | None,
     text: bool,
     as_json: bool,
 ) -> None:
     """Show what rows hold: source, epoch, documents and the hash of their tokens.
 
     For a run's folder, --step also proves the rows by the run's ledger, and shows the losses that
-    the run recorded. With --document: the rows in which a document was or will be trained on.
+    the run recorded. `mixtures find` shows the rows of a document.
 
     \b
     Examples:
       mixtures audit runs/first --step 120000
       mixtures audit plan.json --rows 1000:1010 --text
-      mixtures audit runs/first --document 17 --source web
 
     More: docs/mixtures.md, section Audit
     """
@@ -239,19 +235,12 @@ def audit(
     from .audit.recorded_step import describe_recorded_step
     from .planning.open_plan import open_plan
 
-    if [rows, step, document].count(None) != 2:
-        raise click.UsageError("give exactly one of --rows, --step and --document")
-    if source is not None and document is None:
-        raise click.UsageError("--source needs --document")
+    if (rows is None) == (step is None):
+        raise click.UsageError("give either --rows or --step")
     span = _span(rows) if rows is not None else None
     opened = open_plan(file, overrides)
     audited: Iterable[AuditedRow]
     auditor = Auditor(opened, text=text)
-    if document is not None:
-        for match in auditor.find(document, source):
-            for line in match.format_json() if as_json else [match.format_text()]:
-                click.echo(line)
-        return
     if step is not None:
         audited, proved = auditor.step(step)
         if proved and opened.run is not None:
@@ -280,6 +269,7 @@ def _span(text: str) -> range:
     return span
 
 
+main.add_command(find)
 main.add_command(search)
 
 

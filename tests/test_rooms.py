@@ -56,6 +56,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "template",
         "view",
         "audit",
+        "exposure",
         "search",
         "cli",
     ),

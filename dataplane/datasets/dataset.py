@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -155,11 +155,23 @@ class Dataset:
 
     def document(self, number: int) -> tuple[int, int]:
         """Return a document's token range [start, end)."""
-        shard = int(np.searchsorted(self.shard_documents, number, side="right")) - 1
-        index = number - int(self.shard_documents[shard])
-        layout = self.open_shard(shard).layout
-        start = int(self.shard_tokens[shard] + layout.document_starts[index])
-        return start, start + int(layout.document_tokens[index])
+        starts, ends = self.document_spans(np.array([number]))
+        return int(starts[0]), int(ends[0])
+
+    def document_spans(self, numbers: Int64) -> tuple[Int64, Int64]:
+        """Return the token ranges [start, end) of documents."""
+        starts, ends = np.empty((2, len(numbers)), np.int64)
+        shards = np.searchsorted(self.shard_documents, numbers, side="right") - 1
+        order = np.argsort(shards, kind="stable")
+        for shard_numbers in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if not len(shard_numbers):
+                continue
+            shard = int(shards[shard_numbers[0]])
+            layout, first_token = self.open_shard(shard).layout, int(self.shard_tokens[shard])
+            indices = numbers[shard_numbers] - self.shard_documents[shard]
+            starts[shard_numbers] = first_token + layout.document_starts[indices]
+            ends[shard_numbers] = starts[shard_numbers] + layout.document_tokens[indices]
+        return starts, ends
 
     def origins(self, first: int, end: int) -> list[DocumentOrigin]:
         """Return the origins of the documents [first, end)."""
@@ -168,6 +180,21 @@ class Dataset:
             for shard, *span in self._document_ranges(first, end)
             for origin in self.open_shard(shard).origins(*span)
         ]
+
+    def find_ids(self, ids: Collection[str]) -> Iterator[tuple[int, DocumentOrigin]]:
+        """Yield the documents whose corpus' id is among `ids`: number and origin."""
+        for shard, first in enumerate(self.shard_documents[:-1].tolist()):
+            origins = self.open_shard(shard).origins(0, self.shards[shard].documents)
+            for number, origin in enumerate(origins, first):
+                if origin.id in ids:
+                    yield number, origin
+
+    def find_lengths(self, tokens: int) -> Iterator[tuple[int, int]]:
+        """Yield the documents with this many tokens: number and first token."""
+        for shard, first in enumerate(self.shard_documents[:-1].tolist()):
+            layout, first_token = self.open_shard(shard).layout, int(self.shard_tokens[shard])
+            for index in np.flatnonzero(layout.document_tokens == tokens).tolist():
+                yield first + index, first_token + int(layout.document_starts[index])
 
     def fields(self, first: int, end: int) -> list[dict[str, Any]]:
         """Return the kept fields of the documents [first, end); empty if the dataset keeps none."""

@@ -96,12 +96,14 @@ class SourceOrder:
         row = epoch.window_start(window, new_length)
         return Position(epoch=position.epoch, row=row, cuts=cuts)
 
-    def find_rows(self, position: Position, length: int, start: int, end: int) -> Int64:
-        """Find the rows with an input among the tokens [start, end), in order.
+    def find_rows(
+        self, position: Position, length: int, starts: Int64, ends: Int64
+    ) -> tuple[Int64, Int64]:
+        """Find the rows with an input among the tokens [starts[i], ends[i]), for all i.
 
-        Searches the position's epoch, after the cuts.
+        Searches the position's epoch, after the cuts. Returns pairs, sorted: i, and the row.
         """
-        return tokens.find_rows(self.epoch(position.epoch, position.cuts), length, start, end)
+        return tokens.find_rows(self.epoch(position.epoch, position.cuts), length, starts, ends)
 
     def served_spans(
         self, position: Position, length: int, draws: int

@@ -185,10 +185,13 @@ class Stream:
         if batch:
             yield batch
 
-    def find_rows(self, source: int, start: int, end: int) -> Int64:
-        """Find the rows with an input among a source's tokens [start, end), in order."""
+    def find_rows(self, source: int, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+        """Find the rows with an input among a source's tokens [starts[i], ends[i]), for all i.
+
+        Returns pairs, sorted: i, and the row.
+        """
         order = self.plan.sources[source].order
-        rows = [np.empty(0, np.int64)]
+        pairs = [np.empty((2, 0), np.int64)]
         for span in self.spans:
             position, first_draw = span.starts[source], int(span.counts[source])
             drawn = int(self.counts(span.end_row)[source]) - first_draw
@@ -199,11 +202,15 @@ class Stream:
             for epoch in range(position.epoch, last_epoch + 1):
                 if epoch > position.epoch:
                     position = Position(epoch=epoch)
-                draws = epoch_start + order.find_rows(position, span.length, start, end)
-                draws = draws[(draws >= 0) & (draws < drawn)]
-                rows.append(self.assignment.locate_draws(source, first_draw + draws))
+                owners, rows = order.find_rows(position, span.length, starts, ends)
+                draws = epoch_start + rows
+                is_drawn = (draws >= 0) & (draws < drawn)
+                rows = self.assignment.locate_draws(source, first_draw + draws[is_drawn])
+                pairs.append(np.stack([owners[is_drawn], self.plan.first_row + rows]))
                 epoch_start += order.end_row(epoch, span.length, position.cuts)
-        return np.sort(np.concatenate(rows)) + self.plan.first_row
+        owners, rows = np.concatenate(pairs, axis=1)
+        sorted_pairs = np.lexsort([rows, owners])
+        return owners[sorted_pairs], rows[sorted_pairs]
 
     def counts(self, row: int) -> Int64:
         """Count the plan's rows before `row`, by source."""

@@ -10,6 +10,7 @@ with equal hashes have seen the same tokens in the same order, by the same plan.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,14 @@ def find_entries(file: str | Path, step: int) -> tuple[LedgerEntry | None, Ledge
             hint="restore it from a copy; without it, audit the run's plan.json",
         )
     return before, entry if entry and entry.step == step else None
+
+
+def find_skipped(file: str | Path) -> Iterator[tuple[int, int]]:
+    """Yield, for each skipped step, the steps [first, end) that the weights do not hold: the step
+    itself, and before it those that the run rolled back."""
+    with StepLines(file, _is_whole) as lines:
+        for line in lines.with_key("skipped"):
+            yield line.get("back_to", line["step"]), line["step"] + 1
 
 
 def find_gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:

@@ -70,6 +70,15 @@ class StepLines:
         before = self._line(self._previous(low)) if low else None
         return before, self._line(low) if low < self.end else None
 
+    def with_key(self, key: str) -> Iterator[dict[str, Any]]:
+        """Yield the lines that have a key; other lines are not decoded."""
+        text, offset = f'"{key}"'.encode(), 0
+        while (position := self.data.find(text, offset, self.end)) >= 0:
+            line = self._line(self._previous(position))
+            offset = self._next(position)
+            if key in line:
+                yield line
+
     def _previous(self, offset: int) -> int:
         """Return the start of the line that holds the byte before `offset`."""
         return self.data.rfind(b"\n", 0, offset - 1) + 1

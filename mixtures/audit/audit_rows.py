@@ -1,14 +1,13 @@
-"""Audit results as text and JSON: rows with documents, and documents with rows."""
+"""Audited rows, with their documents, as text and JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...dataplane.datasets.fields import format_fields
-from ...dataplane.shards.documents import DocumentOrigin, format_place
+from ...dataplane.shards.documents import format_place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +58,9 @@ class DocumentInRow:
     def format_text(self) -> str:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
-            f"{self.document:,}{_format_id(self.id)}, its tokens {self.first:,} to "
+            f"{self.document:,}{format_id(self.id)}, its tokens {self.first:,} to "
             f"{self.first + self.tokens:,}, {format_place(self.file, self.position)}"
-            f"{_describe_view(self.view)}{_format_fields(self.fields)}"
+            f"{describe_view(self.view)}{_format_fields(self.fields)}"
         )
 
 
@@ -100,80 +99,11 @@ class AuditedRow:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Occurrence:
-    """A piece of a document in one of the plan's rows; fields are keys of the JSON."""
-
-    row: int
-    step: int
-    phase: str
-    epoch: int
-    first: int
-    """First token, counted in the document."""
-    tokens: int
-    at: int
-    """First token, counted in the row."""
-    seen: bool | None
-    """True if the run has taken this row; None if there is no ledger."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditedDocument:
-    """A document, and all of its occurrences in the plan."""
-
-    source: str
-    document: int
-    origin: DocumentOrigin
-    fields: dict[str, Any] | None
-    """Kept fields; None if the dataset keeps none."""
-    view: ThroughView | None
-    """View through which it was searched; None for a dataset with tokens."""
-    tokens: int
-    occurrences: tuple[Occurrence, ...]
-    text: str | None = None
-    bracketed: str | None = None
-    """Text with brackets around unlearnt tokens; None without loss weights."""
-
-    def format_json(self) -> Iterator[str]:
-        origin: dict[str, Any] = {
-            "id": self.origin.id,
-            "file": self.origin.file,
-            "position": self.origin.position,
-        }
-        if self.fields is not None:
-            origin["fields"] = self.fields
-        if self.view is not None:
-            origin["view"] = self.view.json_data()
-        for occurrence in self.occurrences:
-            data = {"source": self.source, "document": self.document, **origin, **vars(occurrence)}
-            texts = {"text": self.text, "bracketed": self.bracketed}
-            data |= {name: text for name, text in texts.items() if text is not None}
-            yield json.dumps(data)
-
-    def format_text(self) -> str:
-        lines = [
-            f"document {self.document:,}{_format_id(self.origin.id)} of {self.source}: "
-            f"{self.tokens:,} tokens, {format_place(self.origin.file, self.origin.position)}"
-            f"{_describe_view(self.view)}{_format_fields(self.fields)}"
-        ]
-        status = {True: ", trained on", False: ", not trained on yet", None: ""}
-        lines += [
-            f"  row {piece.row:,} (step {piece.step:,}, phase {piece.phase}, epoch {piece.epoch}"
-            f"{status[piece.seen]}): tokens {piece.first:,} to {piece.first + piece.tokens:,} of "
-            f"the document, at tokens {piece.at:,} to {piece.at + piece.tokens:,} of the row"
-            for piece in self.occurrences
-        ]
-        if not self.occurrences:
-            lines.append("  no row of this plan holds it")
-        lines += _quote_lines(self.text if self.bracketed is None else self.bracketed)
-        return "\n".join(lines)
-
-
 def _quote_lines(text: str | None) -> list[str]:
     return [] if text is None else [f"  | {line}" for line in text.splitlines()]
 
 
-def _format_id(id: str | None) -> str:
+def format_id(id: str | None) -> str:
     return "" if id is None else f" ({id})"
 
 
@@ -181,7 +111,7 @@ def _format_fields(fields: dict[str, Any] | None) -> str:
     return f"; {format_fields(fields)}" if fields else ""
 
 
-def _describe_view(view: ThroughView | None) -> str:
+def describe_view(view: ThroughView | None) -> str:
     if view is None:
         return ""
     document = f"document {view.document:,} of {view.dataset}"

@@ -1,8 +1,7 @@
-"""Show the documents in a plan's rows, and the rows with a document.
+"""Show the documents in a plan's rows.
 
 - A row has a source, an epoch, documents, and a hash over the tokens.
 - A step has rows. For a run they are proved: the hash must equal the ledger's.
-- A document has tokens, which are inputs of one or more rows per epoch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, brackets
 from ..planning.open_plan import OpenedPlan
-from .audit_rows import AuditedDocument, AuditedRow, DocumentInRow, Occurrence, ThroughView
+from .audit_rows import AuditedRow, DocumentInRow, ThroughView
 
 BLOCK_ROWS = 256
 """Rows read together."""
@@ -99,32 +98,6 @@ class Auditor:
             for piece in pieces
         ]
 
-    def find(self, document: str, source: str | None) -> Iterator[AuditedDocument]:
-        """Find documents by number or id, with their rows, in one source or in all.
-
-        `document` is a number in the dataset, or an id in the corpus (`id:7` for an id that is a
-        number).
-        """
-        names = [planned.name for planned in self.plan.sources]
-        if source is not None and source not in names:
-            raise PlanError(f"the plan has no source {source}", hint=f"it has {', '.join(names)}")
-        any_match = False
-        drawn = self.reader.stream.counts(self.plan.end_row)
-        for index, name in enumerate(names):
-            # Without a source name, search only sources that the plan draws from: datasets of the
-            # others need not exist.
-            if name != source if source is not None else not drawn[index]:
-                continue
-            for number in self._numbers(self.reader.dataset(index), document):
-                any_match = True
-                yield self._audited_document(index, number)
-        if not any_match:
-            where = f"source {source}" if source else "any source that the plan draws from"
-            raise PlanError(
-                f"there is no document {document} in {where}",
-                hint="give its number in the dataset (from 0), or its id in the corpus",
-            )
-
     def _block(self, rows: Int64, phase: Phase) -> Iterator[AuditedRow]:
         located = self.reader.stream.locate(rows)
         block = self.reader.read(self.reader.find(located))
@@ -160,7 +133,7 @@ class Auditor:
         first = spans[0].number
         origins = dataset.origins(first, spans[-1].number + 1)
         fields = dataset.fields(first, spans[-1].number + 1)
-        views = _views(dataset, first, spans[-1].number + 1)
+        views = trace_views(dataset, first, spans[-1].number + 1)
         for span in spans:
             origin = origins[span.number - first]
             first_token = max(start, span.first_token)
@@ -209,70 +182,6 @@ class Auditor:
             )
         return entry.hash
 
-    def _numbers(self, dataset: Dataset, document: str) -> Iterable[int]:
-        """Find document numbers by number or id."""
-        count = int(dataset.shard_documents[-1])
-        if document.isdecimal():
-            return [int(document)] if int(document) < count else []
-        document_id = document.removeprefix("id:")
-        return (
-            first + index
-            for first, last in zip(
-                dataset.shard_documents[:-1].tolist(),
-                dataset.shard_documents[1:].tolist(),
-                strict=True,
-            )
-            for index, origin in enumerate(dataset.origins(first, last))
-            if origin.id == document_id
-        )
-
-    def _audited_document(self, source: int, number: int) -> AuditedDocument:
-        dataset, name = self.reader.dataset(source), self.plan.sources[source].name
-        start, end = dataset.document(number)
-        rows = self.reader.stream.find_rows(source, start, end)
-        text = bracketed = None
-        if self.text:
-            tokens = np.empty(end - start, np.int64)
-            dataset.fill(start, tokens)
-            text = self._decode(source, tokens.tolist())
-            bracketed = self._bracketed(source, tokens.tolist(), [(start, end)])
-        fields = dataset.fields(number, number + 1)
-        views = _views(dataset, number, number + 1)
-        return AuditedDocument(
-            source=name,
-            document=number,
-            origin=dataset.origins(number, number + 1)[0],
-            fields=fields[0] if fields else None,
-            view=views[0] if views else None,
-            tokens=end - start,
-            occurrences=tuple(
-                occurrence
-                for row in rows.tolist()
-                for occurrence in self._occurrences(row, start, end)
-            ),
-            text=text,
-            bracketed=bracketed,
-        )
-
-    def _occurrences(self, row: int, start: int, end: int) -> Iterator[Occurrence]:
-        """Yield a document's pieces in a row, at most one per span."""
-        located = self.reader.stream.locate(np.array([row], np.int64))
-        step, offset = self.plan.step_at(row), 0
-        for span_start, span_end in located.spans(0):
-            low, high = max(span_start, start), min(span_end, end)
-            if low < high:
-                yield Occurrence(
-                    row=row,
-                    step=step.number,
-                    phase=step.phase.name,
-                    epoch=int(located.epochs[0]),
-                    first=low - start,
-                    tokens=high - low,
-                    at=offset + low - span_start,
-                    seen=None if self._rows_taken is None else row < self._rows_taken,
-                )
-            offset += span_end - span_start
-
     @cached_property
     def _rows_taken(self) -> int | None:
         """End of the rows that the run has taken; None without a ledger."""
@@ -301,7 +210,7 @@ class Auditor:
         )
 
 
-def _views(dataset: Dataset, first: int, end: int) -> list[ThroughView]:
+def trace_views(dataset: Dataset, first: int, end: int) -> list[ThroughView]:
     """Trace a view's documents to the dataset with the tokens; empty for this dataset itself."""
     view = dataset.view
     if view is None:

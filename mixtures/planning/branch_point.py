@@ -101,7 +101,7 @@ def open_branch_point(after: After) -> BranchPoint:
 def check_checkpoint(after: After) -> None:
     """Raise if a run has checkpoints, but none at the continued step: the new run would have no
     weights. A run without checkpoints, such as a plan alone, is not checked."""
-    steps = _checkpoint_steps(after.run)
+    steps = checkpoint_steps(after.run)
     if steps and after.step is not None and after.step not in steps:
         raise PlanError(
             f"the run {after.run} has no checkpoint of step {after.step}; it has "
@@ -109,7 +109,7 @@ def check_checkpoint(after: After) -> None:
         )
 
 
-def _checkpoint_steps(run: str) -> list[int]:
+def checkpoint_steps(run: str) -> list[int]:
     """List the steps with a checkpoint. A folder step-N exists only once complete."""
     names = storage.names(storage.join(run, "checkpoints"))
     return sorted(int(match[1]) for match in map(CHECKPOINT.match, names) if match)
@@ -117,7 +117,7 @@ def _checkpoint_steps(run: str) -> list[int]:
 
 def _newest_checkpoint_step(run: str) -> int:
     """Find the newest step with a checkpoint."""
-    steps = _checkpoint_steps(run)
+    steps = checkpoint_steps(run)
     if not steps:
         raise PlanError(f"the run {run} has no checkpoint yet; set `after.step`")
     return max(steps)

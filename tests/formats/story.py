@@ -128,7 +128,7 @@ READING = [
     Step("plan-read", "mixtures plan plan.json --tokens-per-second 1e3 --json"),
     Step("audit", "mixtures audit main --step 5 --text --json"),
     Step("audit-packed", "mixtures audit packed.yaml --rows 0:2 --json"),
-    Step("audit-document", "mixtures audit plan.json --document id-3 --source web --json"),
+    Step("find", "mixtures find main --documents id-3,nobody --json"),
     Step(
         "dry-run",
         "trainer run run.yaml --mixture main.yaml --model model.yaml --dry-run --json",

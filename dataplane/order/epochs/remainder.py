@@ -17,7 +17,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...arrays import Int64
+from ...arrays import Int64, expand_ranges
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +34,38 @@ class Remainder:
     def num_rows(self, length: int) -> int:
         return self.tokens // length
 
-    def find_rows(self, length: int, start: int, end: int) -> Int64:
-        """Find the rows with an input among the tokens [start, end), sorted."""
+    def find_rows(self, length: int, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+        """Find the rows with an input among the tokens [starts[i], ends[i]), for all i.
+
+        Returns pairs, sorted: i, and the row.
+        """
         counts = _count_whole_rows(self.spans, length)
-        num_whole_rows = int(counts.sum())
-        rows_before = np.cumsum(counts) - counts
-        rows = [np.empty(0, np.int64)]
-        for span in _find_overlapping(self.spans, start, end):
-            span_start, num_rows = int(self.spans[span, 0]), int(counts[span])
-            first_row = min(max(start - span_start, 0) // length, num_rows)
-            end_row = min(-(-(end - span_start) // length), num_rows)
-            rows.append(rows_before[span] + np.arange(first_row, end_row))
-        pieces, offsets = _loose_pieces(self.spans, length)
-        for piece in _find_overlapping(pieces, start, end):
-            (piece_start, piece_end), offset = pieces[piece].tolist(), int(offsets[piece])
-            first_row = (offset + max(start - piece_start, 0)) // length
-            end_row = -(-(offset + min(end, piece_end) - piece_start) // length)
-            joined_rows = num_whole_rows + np.arange(first_row, end_row)
-            rows.append(joined_rows[joined_rows < self.num_rows(length)])
-        return np.unique(np.concatenate(rows))
+        rows_before, num_whole_rows = np.cumsum(counts) - counts, int(counts.sum())
+        owners, spans = _find_overlapping(self.spans, starts, ends)
+        low = np.maximum(starts[owners] - self.spans[spans, 0], 0) // length
+        high = -(-(ends[owners] - self.spans[spans, 0]) // length)
+        whole, rows = expand_ranges(
+            rows_before[spans] + np.minimum(low, counts[spans]),
+            rows_before[spans] + np.minimum(high, counts[spans]),
+        )
+        whole_owners = owners[whole]
+        loose, offsets = _loose_pieces(self.spans, length)
+        owners, pieces = _find_overlapping(loose, starts, ends)
+        piece_starts, piece_ends = loose[pieces].T
+        low = offsets[pieces] + np.maximum(starts[owners] - piece_starts, 0)
+        high = offsets[pieces] + np.minimum(ends[owners], piece_ends) - piece_starts
+        num_joined_rows = self.num_rows(length) - num_whole_rows
+        joined, joined_rows = expand_ranges(
+            low // length, np.minimum(-(-high // length), num_joined_rows)
+        )
+        pairs = np.stack(
+            [
+                np.concatenate([whole_owners, owners[joined]]),
+                np.concatenate([rows, num_whole_rows + joined_rows]),
+            ]
+        )
+        owners, rows = np.unique(pairs, axis=1)  # two pieces of a token range in one joined row
+        return owners, rows
 
     def unserved_spans(self, length: int) -> Int64:
         """Return the token spans [n, 2] that no row serves, in total shorter than a row."""
@@ -102,10 +115,12 @@ def _count_whole_rows(spans: Int64, length: int) -> Int64:
     return counts
 
 
-def _find_overlapping(spans: Int64, start: int, end: int) -> list[int]:
-    """Return the indices of the spans with a token in [start, end)."""
-    indices: list[int] = np.flatnonzero((spans[:, 0] < end) & (spans[:, 1] > start)).tolist()
-    return indices
+def _find_overlapping(spans: Int64, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Find the sorted spans with a token in [starts[i], ends[i]); returns i and the span's index,
+    in pairs."""
+    first = np.searchsorted(spans[:, 1], starts, side="right")
+    end = np.searchsorted(spans[:, 0], ends, side="left")
+    return expand_ranges(first, np.where(starts < ends, end, 0))
 
 
 def _loose_pieces(spans: Int64, length: int) -> tuple[Int64, Int64]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ...arrays import Int64
+from ...arrays import Int64, expand_ranges
 from .bounded import BoundedCache
 from .epoch import ALL_CHUNKS, Cut, Epoch, Shuffle
 from .packed import PackedSpans
@@ -216,23 +216,26 @@ def unserved_spans(epoch: Epoch, row: int, length: int) -> Int64:
     return merge_spans(np.concatenate([chunks, remainder.spans]))
 
 
-def find_rows(epoch: Epoch, length: int, start: int, end: int) -> Int64:
-    """Find the rows with an input among the tokens [start, end), in order."""
-    if start >= end:
-        return np.empty(0, np.int64)
-    chunk_rows = epoch.chunk // length
-    shuffled = np.concatenate(
-        [
-            (slots[:, None] * chunk_rows + rows_in_chunk).ravel()
-            for slots, rows_in_chunk in _find_in_chunks(epoch, length, start, end)
-        ]
-        + [epoch.pool.num_chunks * chunk_rows + load_remainder(epoch).find_rows(length, start, end)]
-    )
-    shuffled = shuffled[shuffled >= epoch.first_row(length)]
+def find_rows(epoch: Epoch, length: int, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Find the rows with an input among the tokens [starts[i], ends[i]), for all i.
+
+    Returns pairs, sorted: i, and the row.
+    """
+    full_rows = epoch.pool.num_chunks * (epoch.chunk // length)
+    owners, shuffled = _find_in_chunks(epoch, length, starts, ends)
+    remainder_owners, remainder_rows = load_remainder(epoch).find_rows(length, starts, ends)
+    owners = np.concatenate([owners, remainder_owners])
+    shuffled = np.concatenate([shuffled, full_rows + remainder_rows])
+    is_left = shuffled >= epoch.first_row(length)
+    owners, shuffled = owners[is_left], shuffled[is_left]
+    if not len(owners):
+        return owners, shuffled
     epochs, index = Epochs([epoch], length), np.zeros(len(shuffled), np.int64)
     windows, window_starts, sizes = epochs.windows(index, shuffled)
     keys, _ = epochs.derive_keys(index, index + epoch.number, windows)
-    return np.sort(window_starts + invert(keys, sizes, shuffled - window_starts))
+    rows = window_starts + invert(keys, sizes, shuffled - window_starts)
+    order = np.lexsort([rows, owners])
+    return owners[order], rows[order]
 
 
 def _row_spans(epoch: Epoch, length: int, rows: Int64) -> Int64:
@@ -258,25 +261,21 @@ def _chunk_keys(epoch: Epoch) -> UInt64:
     return derive_key(*epoch.shuffle.permutation_name(epoch.number, ALL_CHUNKS))
 
 
-def _find_in_chunks(
-    epoch: Epoch, length: int, start: int, end: int
-) -> Iterator[tuple[Int64, Int64]]:
-    """Yield slots whose full chunks hold tokens in [start, end), and the rows within these chunks
-    that do: for the inner chunks together, then for the chunks at both ends."""
+def _find_in_chunks(epoch: Epoch, length: int, starts: Int64, ends: Int64) -> tuple[Int64, Int64]:
+    """Find the rows of full chunks, before the shuffle of their window, with an input among the
+    tokens [starts[i], ends[i]); returns i and the row, in pairs."""
     pool, size = epoch.pool, epoch.chunk
-    if not pool.num_chunks:
-        return
     if pool.starts is None:
-        chunks = np.arange(start // size, min(-(-end // size), pool.num_chunks))
-        starts = chunks * size
+        first_chunks, end_chunks = starts // size, np.minimum(-(-ends // size), pool.num_chunks)
     else:
-        first = np.searchsorted(pool.starts, start - size, side="right")
-        chunks = np.arange(first, np.searchsorted(pool.starts, end))
-        starts = pool.starts[chunks]
+        first_chunks = np.searchsorted(pool.starts, starts - size, side="right")
+        end_chunks = np.searchsorted(pool.starts, ends)
+    owners, chunks = expand_ranges(first_chunks, np.where(starts < ends, end_chunks, 0))
+    if not len(owners):
+        return owners, chunks
+    chunk_starts = chunks * size if pool.starts is None else pool.starts[chunks]
     slots = invert(_chunk_keys(epoch), pool.num_chunks, chunks)
-    is_inner = (starts >= start) & (starts + size <= end)
-    if is_inner.any():
-        yield slots[is_inner], np.arange(size // length)
-    for slot, chunk_start in zip(slots[~is_inner], starts[~is_inner].tolist(), strict=True):
-        low, high = max(start - chunk_start, 0), min(end - chunk_start, size)
-        yield np.array([slot]), np.arange(low // length, -(-high // length))
+    low = np.maximum(starts[owners] - chunk_starts, 0) // length
+    high = -(-np.minimum(ends[owners] - chunk_starts, size) // length)
+    pairs, rows_in_chunk = expand_ranges(low, high)
+    return owners[pairs], slots[pairs] * (size // length) + rows_in_chunk

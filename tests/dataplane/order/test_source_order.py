@@ -223,17 +223,27 @@ def test_a_change_that_skips_loses_tokens() -> None:
 @settings(max_examples=80, deadline=None)
 def test_rows_with_equals_a_search_over_an_epoch(case: Changed, data: st.DataObject) -> None:
     order, position, length = case.order, case.position, case.length
-    start = data.draw(st.integers(0, order.tokens - 1))
-    end = data.draw(st.integers(start, min(order.tokens, start + 3 * length)))
-    draws = np.arange(order.end_row(position.epoch, length, position.cuts) - position.row)
-    searched = [
-        row
-        for row in draws.tolist()
-        if set(served(order, replace(position, row=position.row + row), length, 1))
-        & set(range(start, end))
+    num_spans = data.draw(st.integers(0, 3))
+    starts = [data.draw(st.integers(0, order.tokens - 1)) for _ in range(num_spans)]
+    ends = [
+        data.draw(st.integers(start, min(order.tokens, start + 3 * length))) for start in starts
     ]
-    found = order.find_rows(position, length, start, end) - position.row
-    assert found[found >= 0].tolist() == searched
+    draws = np.arange(order.end_row(position.epoch, length, position.cuts) - position.row)
+    tokens = [
+        set(served(order, replace(position, row=position.row + row), length, 1))
+        for row in draws.tolist()
+    ]
+    searched = [
+        (span, row)
+        for span, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for row, row_tokens in enumerate(tokens)
+        if row_tokens & set(range(start, end))
+    ]
+    spans, rows = order.find_rows(
+        position, length, np.array(starts, np.int64), np.array(ends, np.int64)
+    )
+    pairs = zip(spans.tolist(), (rows - position.row).tolist(), strict=True)
+    assert [pair for pair in pairs if pair[1] >= 0] == searched
 
 
 @given(changed(), st.data())

@@ -128,11 +128,12 @@ def test_rows_with_equals_a_search_over_all_rows(changing: Plan) -> None:
     rng = np.random.default_rng(0)
     rows = walk(changing)
     for source, planned in enumerate(changing.sources):
-        for start in rng.integers(0, planned.order.tokens, 40).tolist():
-            end = start + int(rng.integers(1, 300))
-            walked = [
-                number
-                for number, (other, _, spans) in enumerate(rows)
-                if other == source and any(low < end and high > start for low, high in spans)
-            ]
-            assert stream.find_rows(source, start, end).tolist() == walked
+        starts = rng.integers(0, planned.order.tokens, 40)
+        ends = starts + rng.integers(0, 300, 40)
+        walked = [
+            (query, number)
+            for query, (start, end) in enumerate(zip(starts, ends, strict=True))
+            for number, (row_source, _, spans) in enumerate(rows)
+            if row_source == source and any(max(low, start) < min(high, end) for low, high in spans)
+        ]
+        assert list(zip(*stream.find_rows(source, starts, ends), strict=True)) == walked

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -112,47 +111,6 @@ def test_rows_outside_of_the_plan_are_refused(plan):
         auditor.step(999)
 
 
-def test_a_document_is_found_in_every_row_that_holds_it(plan):
-    rows = expected_rows(plan)
-    auditor = Auditor(OpenedPlan(Stream(plan)))
-    for name, documents in DOCUMENTS.items():
-        for number in range(0, len(documents), 7):
-            (match,) = auditor.find(str(number), name)
-            wanted = [
-                (row["row"], tokens)
-                for row in rows
-                for document, tokens in row["documents"]
-                if row["source"] == name and document == number
-            ]
-            assert [(at.row, at.tokens) for at in match.occurrences] == wanted
-            assert match.tokens == len(documents[number])
-            assert match.origin.id == f"id-{number}"
-            for at in match.occurrences:
-                assert at.seen is None
-                assert rows[at.row]["epoch"] == at.epoch
-            # Each token is served once per epoch: the spans of the rows do not overlap.
-            for epoch in {at.epoch for at in match.occurrences}:
-                spans = sorted(
-                    (at.first, at.first + at.tokens)
-                    for at in match.occurrences
-                    if at.epoch == epoch
-                )
-                assert all(one[1] <= two[0] for one, two in pairwise(spans))
-
-
-def test_a_document_is_found_by_its_id(plan):
-    auditor = Auditor(OpenedPlan(Stream(plan)))
-    both = list(auditor.find("id-41", None))
-    assert [(match.source, match.document) for match in both] == [("web", 41), ("code", 41)]
-    assert [match.document for match in auditor.find("id:id-41", "code")] == [41]
-    with pytest.raises(PlanError, match="there is no document id-400 in any source that"):
-        list(auditor.find("id-400", None))
-    with pytest.raises(PlanError, match="there is no document 90 in source code"):
-        list(auditor.find("90", "code"))
-    with pytest.raises(PlanError, match="no source cod"):
-        list(auditor.find("1", "cod"))
-
-
 @pytest.fixture
 def run(tmp_path: Path, plan: Plan) -> Path:
     """A run that took 10 steps, with a ledger like the trainer's."""
@@ -180,14 +138,6 @@ def test_steps_of_a_run_are_proved_by_its_ledger(run, plan):
         rows, proved = auditor.step(number)
         assert [row.row for row in rows] == list(range(step.first_row, step.first_row + step.rows))
         assert proved == (number < 10)
-
-
-def test_rows_of_a_document_are_marked_as_trained_on_or_not(run, plan):
-    taken = plan.step(10).first_row
-    match = next(iter(Auditor(open_plan(str(run))).find("3", "code")))
-    assert len(match.occurrences) > 1
-    assert [at.seen for at in match.occurrences] == [at.row < taken for at in match.occurrences]
-    assert ", trained on)" in match.format_text()
 
 
 @pytest.mark.parametrize("step", [0, 4, 9])
@@ -265,9 +215,6 @@ def test_text_of_rows_and_documents(tmp_path):
             assert document.json_data()["position"] == document.position
         pieces = row.text.split("<|endoftext|>")
         assert all(piece in words for piece in pieces[1:-1]), pieces
-    (match,) = auditor.find("1", None)
-    assert f"tokens, {match.origin.file}:{match.origin.position + 1}" in match.format_text()
-    assert match.text == "the headrace<|endoftext|>"
 
 
 def test_text_shows_what_is_not_learnt(tmp_path):
@@ -287,7 +234,6 @@ def test_text_shows_what_is_not_learnt(tmp_path):
             "phases": {"p": {"tokens": 256, "seq_len": 32, "batch": 32, "weights": {"a": 1}}},
         }
     )
-    whole = "⟦ab⟧çd⟦0.1:ef⟧gh⟦<|endoftext|>⟧"
     auditor = Auditor(OpenedPlan(Stream(plan)), text=True)
     for row in auditor.rows(range(8)):
         assert row.bracketed is not None
@@ -295,9 +241,3 @@ def test_text_shows_what_is_not_learnt(tmp_path):
         assert f"| {row.bracketed}" in row.format_text()
         assert re.sub("⟦(0.1:)?|⟧", "", row.bracketed) == row.text
         assert "çd⟦0.1:ef⟧gh⟦<|endoftext|>ab⟧" in row.bracketed
-    (match,) = auditor.find("1", None)
-    assert match.bracketed == whole
-    assert f"| {whole}" in match.format_text()
-    found = [match for number in range(40) for match in auditor.find(str(number), "a")]
-    lines = [line for match in found for line in match.format_json()]
-    assert {json.loads(line)["bracketed"] for line in lines} == {whole}

@@ -187,8 +187,6 @@ def test_the_audit_names_the_document_its_tokens_and_the_view(
         read = auditor.reader.read(auditor.reader.find(located)).arrays.tokens[0]
         assert read[:64].tolist() == tokens
         assert f"through the view {BIN}" in row.format_text()
-    (found,) = auditor.find("3", None)
-    assert f"document {chosen(out, in_bin)[3]:,} of {out}, through the view" in found.format_text()
 
 
 def test_a_view_of_a_view_is_a_view_of_the_dataset(

@@ -16,6 +16,11 @@ def remainders(draw: st.DrawFn) -> Remainder:
     return Remainder(spans)
 
 
+def rows_with(remainder: Remainder, length: int, token: int) -> list[int]:
+    _, rows = remainder.find_rows(length, np.array([token]), np.array([token + 1]))
+    return rows.tolist()
+
+
 def tokens_of(spans: list[list[int]]) -> list[int]:
     return [token for start, end in spans for token in range(start, end)]
 
@@ -32,11 +37,11 @@ def test_rows_and_what_they_leave_are_all_tokens(remainder: Remainder, length: i
         assert row not in pieces or len(pieces[row]) > 1
         served += tokens
         for token in (tokens[0], tokens[-1]):
-            assert row in remainder.find_rows(length, token, token + 1).tolist()
+            assert row in rows_with(remainder, length, token)
     unused = tokens_of(remainder.unserved_spans(length).tolist())
     assert sorted(served + unused) == tokens_of(remainder.spans.tolist())
     assert len(unused) < length
-    assert all(not len(remainder.find_rows(length, token, token + 1)) for token in unused)
+    assert all(not rows_with(remainder, length, token) for token in unused)
 
 
 @given(st.lists(remainders(), min_size=1, max_size=4), st.integers(1, 12), st.randoms())

@@ -1,0 +1,135 @@
+"""The documents that a search asks for: by id, by number, or by their whole text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import NamedTuple
+
+import numpy as np
+
+from ...console.errors import InputError
+from ...dataplane import tokenizers
+from ...dataplane.datasets.dataset import Dataset
+from ...dataplane.shards.documents import DocumentOrigin
+from ...dataplane.storage import storage
+
+NUMBER = "number:"
+"""Begins a document's number in a dataset."""
+
+
+class Match(NamedTuple):
+    """A dataset's document that was asked for."""
+
+    number: int
+    """Document number in the dataset."""
+    key: str
+    """What was asked for."""
+    origin: DocumentOrigin
+
+
+@dataclass(frozen=True)
+class Request:
+    """Documents to search for."""
+
+    ids: frozenset[str]
+    """Ids in the corpus."""
+    numbers: tuple[int, ...] = ()
+    """Document numbers in the datasets."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """Names and texts of documents."""
+
+    def list_keys(self) -> list[str]:
+        """Return what was asked for, as people wrote it."""
+        return [
+            *sorted(self.ids),
+            *(f"{NUMBER}{number}" for number in self.numbers),
+            *(name for name, _ in self.texts),
+        ]
+
+    def match(self, dataset: Dataset) -> list[Match]:
+        """Return the dataset's documents that were asked for, sorted."""
+        matches: dict[int, Match] = {}
+        count = int(dataset.shard_documents[-1])
+        named = [(number, f"{NUMBER}{number}") for number in self.numbers if number < count]
+        for number, key in [*named, *_match_texts(dataset, self.texts)]:
+            matches[number] = Match(number, key, dataset.origins(number, number + 1)[0])
+        if self.ids:
+            for number, origin in dataset.find_ids(self.ids):
+                matches[number] = Match(number, str(origin.id), origin)
+        return [matches[number] for number in sorted(matches)]
+
+
+def parse_request(documents: Sequence[str], texts: Sequence[str]) -> Request:
+    """Parse ids, numbers (`number:17`), and files with lists of ids; read the files of texts."""
+    ids: set[str] = set()
+    numbers: list[int] = []
+    for word in documents:
+        if word.startswith(NUMBER) and word.removeprefix(NUMBER).isdecimal():
+            numbers.append(int(word.removeprefix(NUMBER)))
+        elif _is_file(word):
+            ids.update(_read_ids(word))
+        else:
+            ids.update(id for id in word.split(",") if id)
+    return Request(frozenset(ids), tuple(dict.fromkeys(numbers)), tuple(map(_read_text, texts)))
+
+
+def _is_file(word: str) -> bool:
+    return storage.local_path(word).is_file() if storage.is_local(word) else True
+
+
+def _read_ids(url: str) -> list[str]:
+    """Read the ids in a text file, one a line, or in the column `id` of a Parquet or JSON lines
+    file."""
+    data = storage.read(url)
+    try:
+        if url.endswith((".parquet", ".pq")):
+            ids = _parquet_ids(data)
+        elif url.endswith((".jsonl", ".ndjson")):
+            ids = [str(json.loads(line)["id"]) for line in _lines(data)]
+        else:
+            ids = list(_lines(data))
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise InputError(
+            f"{url} is no list of ids: {error!r:.200}",
+            hint="a list is a text file with an id a line, or has a column `id` (.jsonl, .parquet)",
+        ) from None
+    if not ids:
+        raise InputError(f"the list of ids {url} is empty")
+    return ids
+
+
+def _parquet_ids(data: bytes) -> list[str]:
+    import pyarrow.parquet as pq
+
+    column = pq.read_table(BytesIO(data), columns=["id"]).column("id")
+    return [str(id) for id in column.to_pylist() if id is not None]
+
+
+def _lines(data: bytes) -> Iterator[str]:
+    return (line.strip() for line in data.decode("utf-8-sig").splitlines() if line.strip())
+
+
+def _read_text(url: str) -> tuple[str, str]:
+    try:
+        return url, storage.read(url).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{url} is not UTF-8: {error.reason}") from None
+
+
+def _match_texts(dataset: Dataset, texts: Iterable[tuple[str, str]]) -> Iterator[tuple[int, str]]:
+    """Yield the documents whose tokens are those of a whole text: number, and the text's name."""
+    names, contents = [name for name, _ in texts], [content for _, content in texts]
+    if not contents:
+        return
+    tokenizer = tokenizers.load(dataset.manifest.tokenizer, dataset.shards_url)
+    encoded = tokenizer.encode(contents)
+    for name, start, end in zip(names, encoded.starts[:-1], encoded.starts[1:], strict=True):
+        text_tokens = encoded.tokens[start:end]
+        for number, first in dataset.find_lengths(len(text_tokens)):
+            tokens = np.empty(len(text_tokens), np.int64)
+            dataset.fill(first, tokens)
+            if np.array_equal(tokens, text_tokens):
+                yield number, name
