@@ -41,20 +41,37 @@ def main() -> None:
 
 
 @main.command("list")
+@click.option(
+    "--published", is_flag=True, help="List the published families that can be converted."
+)
 @command.json_option
-def list_models(as_json: bool) -> None:
+def list_models(published: bool, as_json: bool) -> None:
     """List the shipped models with their exact parameter counts and layers.
 
+    --published lists families instead: their operators and models, what `headrace models convert`
+    reads and writes, and what they are tested with.
+
     \b
-    Example:
+    Examples:
       headrace models list
+      headrace models list --published
 
     More: docs/models.md
     """
     from collections import Counter
+    from dataclasses import asdict
 
     from .config.config import list_shipped_models, load_model_config
 
+    if published:
+        from .conversion.published import list_published
+
+        rows = [asdict(row) for row in list_published()]
+        if as_json:
+            command.emit(rows)
+        else:
+            _print_published(rows)
+        return
     configs = {name: load_model_config(name) for name in list_shipped_models()}
     sizes = {name: _parameters(config) for name, config in configs.items()}
     if as_json:
@@ -64,6 +81,15 @@ def list_models(as_json: bool) -> None:
         counts = Counter(str(layer) for layer in config.layers)
         layers = "  ".join(f"{layer} ×{count}" for layer, count in counts.items())
         click.echo(f"{name:<20} {sizes[name]:>16,}   {layers}")
+
+
+def _print_published(rows: Sequence[dict[str, Any]]) -> None:
+    for row in rows:
+        click.echo(f"{row['family']:<15} {row['models']}")
+        click.echo(f"  operators    {', '.join(row['operators'])}")
+        click.echo(f"  reads        {row['files']}")
+        click.echo(f"  writes       {'yes' if row['writes'] else 'no'}")
+        click.echo(f"  tested with  {row['tested_with']}")
 
 
 def _parameters(config: ModelConfig) -> int:

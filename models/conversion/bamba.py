@@ -36,7 +36,7 @@ def mamba_heads(options: Mamba2Options, width: int) -> Settings:
 BAMBA = Decoder(
     model_type="bamba",
     architecture="BambaForCausalLM",
-    published="9B",
+    models="9B",
     parts={
         "mamba": Part(
             options=Mamba2Options,

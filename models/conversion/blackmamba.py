@@ -17,7 +17,7 @@ from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
-from .family import build_pattern, expect
+from .family import TRANSFORMERS, Published, build_pattern, expect
 from .mamba import INIT, MAMBA1_NAMES
 from .names import Names, RuleOf, operator_rules, stacked
 from .rules import Rule, map_same
@@ -44,6 +44,15 @@ NAMES: dict[type[OperatorOptions], Names] = {
 class BlackMamba:
     """BlackMamba as its published code computes it: the gates are GELUs, the last norm is a layer
     norm. Training used `balance_over: micro-batch`; the option does not change evaluation."""
+
+    published = Published(
+        family="BlackMamba",
+        models="1.5B, 2.8B",
+        operators=("mamba1", "glu", "moe"),
+        files="config.json, pytorch_model.bin",
+        writes=False,
+        tested_with=f"{TRANSFORMERS}: MambaMixer, and the published code's router",
+    )
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, swiglu=True, add_bias_linear=False)

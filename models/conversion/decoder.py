@@ -14,7 +14,15 @@ from ..accounting.count import build_meta
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.pattern import Layer
-from .family import Settings, Unsuitable, build_pattern, expect, require
+from .family import (
+    Published,
+    Settings,
+    Unsuitable,
+    build_pattern,
+    expect,
+    published_family,
+    require,
+)
 from .function import differences
 from .keys import Field, Key, LayerList, flag, merge, read_fields, write_fields
 from .names import Names, build_rule
@@ -57,7 +65,7 @@ class Decoder:
 
     model_type: str
     architecture: str
-    published: str
+    models: str
     """Sizes of the published models."""
     parts: Mapping[str, Part]
     layers: LayerList
@@ -78,6 +86,11 @@ class Decoder:
     """Their module of layers."""
     norms: Names = field(default_factory=dict)
     """Names of the norms in a layer."""
+
+    @property
+    def published(self) -> Published:
+        kinds = (part.options for part in self.parts.values())
+        return published_family(self.architecture, self.models, kinds)
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, **self.expected, **self.refused)

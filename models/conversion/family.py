@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +21,32 @@ Settings = dict[str, Any]
 """Parsed `config.json`."""
 
 
+TRANSFORMERS = "transformers 5.24.0"
+"""The version beside which families are tested."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """What was published in a format: a row of `headrace models list --published`."""
+
+    family: str
+    models: str
+    """Names or sizes of the published models."""
+    operators: tuple[str, ...]
+    """Kinds of our operators."""
+    files: str
+    """The folder that is read."""
+    writes: bool
+    """True if our models can be written so, too."""
+    tested_with: str
+    """What computes the expected numbers in tests."""
+
+
 class Original(Protocol):
     """A readable format for published models: a `config.json` and tensors."""
+
+    @property
+    def published(self) -> Published: ...
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         """Convert settings to a ModelConfig; raise ConfigProblems for unsupported settings."""
@@ -48,6 +73,20 @@ class Family(Original, Protocol):
 
 class Unsuitable(Exception):
     """Raised with the reason why a family cannot represent a model."""
+
+
+def published_family(
+    architecture: str, models: str, kinds: Iterable[type[OperatorOptions]]
+) -> Published:
+    """Return the row of a family of transformers."""
+    return Published(
+        family=architecture.partition("ForCausalLM")[0].removesuffix("LMHeadModel"),
+        models=models,
+        operators=tuple(dict.fromkeys(kind.kind for kind in kinds)),
+        files="config.json, .safetensors or .bin",
+        writes=True,
+        tested_with=f"{TRANSFORMERS}: {architecture}",
+    )
 
 
 def require(condition: bool, reason: str) -> None:

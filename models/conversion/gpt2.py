@@ -12,7 +12,7 @@ from .names import transposed
 GPT2 = Decoder(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
-    published="124M to 1.5B",
+    models="124M to 1.5B",
     parts={
         "attention": Part(
             options=AttentionOptions,

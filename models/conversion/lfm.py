@@ -45,7 +45,7 @@ WIDTH = implied(lambda settings: settings["hidden_size"])
 LFM2 = Decoder(
     model_type="lfm2",
     architecture="Lfm2ForCausalLM",
-    published="350M, 700M, 1.2B, 2.6B",
+    models="350M, 700M, 1.2B, 2.6B",
     parts={
         "conv": Part(
             options=HyenaMLPOptions,

@@ -64,7 +64,7 @@ def attention(fields: Mapping[str, Field | str], *, optional: bool = False, **fi
 LLAMA = Decoder(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    published="Llama 1 to 3.3, 1B to 405B",
+    models="Llama 1 to 3.3, 1B to 405B",
     parts={
         "attention": attention(
             {"head_dim": Key("head_dim", None), "qkv_bias": BIAS, "output_bias": BIAS}
@@ -103,7 +103,7 @@ def join_experts(matrices: Any) -> Tensor:
 MIXTRAL = Decoder(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
-    published="8x7B, 8x22B",
+    models="8x7B, 8x22B",
     parts={
         "attention": attention(
             {"head_dim": Key("head_dim", None), "window": Key("sliding_window", None)}
@@ -160,13 +160,11 @@ WINDOW = Computed(
 )
 
 
-def qwen(
-    model_type: str, published: str, fields: Mapping[str, Field | str], **fixed: Any
-) -> Decoder:
+def qwen(model_type: str, models: str, fields: Mapping[str, Field | str], **fixed: Any) -> Decoder:
     return Decoder(
         model_type=model_type,
         architecture=f"{model_type.capitalize()}ForCausalLM",
-        published=published,
+        models=models,
         parts={
             "attention": attention(fields, optional=True, window=None, **fixed),
             "sliding": attention({**fields, "window": WINDOW}, optional=True, **fixed),

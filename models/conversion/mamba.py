@@ -56,12 +56,12 @@ ours, says otherwise."""
 
 
 def backbone(
-    model_type: str, published: str, part: Part, refused: Mapping[str, Any], **expected: Any
+    model_type: str, models: str, part: Part, refused: Mapping[str, Any], **expected: Any
 ) -> Decoder:
     return Decoder(
         model_type=model_type,
         architecture=f"{model_type.capitalize()}ForCausalLM",
-        published=published,
+        models=models,
         parts={"mamba": part},
         layers=EqualLayers("mamba"),
         fields={

@@ -12,7 +12,7 @@ from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
-from .family import build_pattern, expect
+from .family import TRANSFORMERS, Published, build_pattern, expect
 from .mamba import INIT, MAMBA, MAMBA2
 from .rules import Rule
 
@@ -25,6 +25,15 @@ IGNORED = {
 
 class MambaSSM:
     """Mamba and Mamba-2. Mamba-2's gated norm has as many groups as B and C."""
+
+    published = Published(
+        family="mamba_ssm",
+        models="state-spaces: 130M to 2.8B",
+        operators=("mamba1", "mamba2"),
+        files="config.json, pytorch_model.bin",
+        writes=False,
+        tested_with=f"{TRANSFORMERS}: MambaForCausalLM",
+    )
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, rms_norm=True, attn_layer_idx=[], d_intermediate=0)

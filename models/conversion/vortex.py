@@ -32,7 +32,7 @@ from ..config.options.mlp import GLUOptions
 from ..operators.hyena_li import plain_rates
 from ..operators.hyena_mr import apply_decay
 from ..weights import Weights
-from .family import Unsuitable, settings_errors
+from .family import Published, Unsuitable, settings_errors
 from .files import read_torch
 from .rules import (
     Rule,
@@ -47,6 +47,14 @@ from .rules import (
 )
 from .vortex_config import read_config, write_config
 
+PUBLISHED = Published(
+    family="StripedHyena 2",
+    models="Evo 2: 1B, 7B, 20B, 40B",
+    operators=("hyena-se", "hyena-mr", "hyena-li", "attention", "glu"),
+    files="config.yml, model.pt",
+    writes=True,
+    tested_with="Vortex's forward pass, written out",
+)
 CONFIG, WEIGHTS = "config.yml", "model.pt"
 INV_FREQ = "inner_mha_cls.rotary_emb.inv_freq"
 

@@ -12,7 +12,15 @@ from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from ..config.options.rope import Rope
 from ..config.options.zamba import ZambaBlockOptions
-from .family import Settings, build_pattern, expect, read_rope, require, require_plain_decoder
+from .family import (
+    Settings,
+    build_pattern,
+    expect,
+    published_family,
+    read_rope,
+    require,
+    require_plain_decoder,
+)
 from .mamba import CONV_NAMES, MAMBA2_NAMES, require_grouped_norm
 from .names import Names, interleaved, operator_rules
 from .rules import Rule, map_ends, map_rows, map_same
@@ -32,6 +40,7 @@ MAMBA1: Names = {
 class ZambaFamily:
     model_type = "zamba"
     architecture = "ZambaForCausalLM"
+    published = published_family(architecture, "7B", [Mamba1Options, ZambaBlockOptions])
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         width, heads = settings["hidden_size"], settings["num_attention_heads"]
@@ -103,6 +112,7 @@ class ZambaFamily:
 class Zamba2Family:
     model_type = "zamba2"
     architecture = "Zamba2ForCausalLM"
+    published = published_family(architecture, "1.2B, 2.7B, 7B", [Mamba2Options, ZambaBlockOptions])
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         heads = settings["num_attention_heads"]

@@ -56,6 +56,15 @@ def test_list_has_every_shipped_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert line.split(maxsplit=2)[1:] == ["6,481,059,584", "se ×9  mr ×9  li ×9  attention ×5"]
 
 
+def test_published_families_are_listed() -> None:
+    rows = document("list", "--published")
+    pin_keys("models-list-published", rows)
+    lines = run("list", "--published").stdout.splitlines()
+    start = lines.index("Lfm2            350M, 700M, 1.2B, 2.6B")
+    assert lines[start + 1] == "  operators    hyena-mlp, attention, glu"
+    assert len(lines) == 5 * len(rows)
+
+
 def test_a_second_show_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     words = ["show", "tiny-transformer", "--seq-len", "64"]

@@ -214,6 +214,8 @@ def test_settings_equal_released_models() -> None:
     released = {  # base and factor of rotary positions, the longest row, layers of attention
         "evo2-1b-8k": (1e4, 1, 8192, [3, 10, 17, 24]),
         "evo2-7b-1m": (1e4, 128, 2**20, [3, 10, 17, 24, 31]),
+        "evo2-7b-262k": (1e4, 32, 2**18, [3, 10, 17, 24, 31]),
+        "evo2-20b-1m": (1e6, 128, 2**20, [3, 10, 17]),
         "evo2-40b-8k": (1e6, 1, 8192, [3, 10, 17, 24, 31, 35, 42, 49]),
         "evo2-40b-1m": (1e6, 128, 2**20, [3, 10, 17, 24, 31, 35, 42, 49]),
     }

@@ -1,0 +1,264 @@
+"""Families of hybrids beside transformers: logits, every gradient, a step, generation, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+from headrace.console import config as reader
+from headrace.console.errors import CheckpointError, ConfigError
+from headrace.models.config.config import ModelConfig
+from headrace.models.conversion import FAMILIES, ORIGINALS
+from headrace.models.conversion.family import TRANSFORMERS
+from headrace.models.conversion.folders import read_model, write_model
+from headrace.models.conversion.huggingface import choose_family
+from headrace.models.conversion.published import list_published
+from headrace.models.model.generate import Sampling, generate
+from headrace.models.model.model import Model
+
+transformers = pytest.importorskip("transformers")
+transformers.logging.set_verbosity_error()
+
+BASE = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,  # whose embedding would have no gradient there
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+QWEN3 = {**BASE, "head_dim": 12}
+LFM2 = {
+    **BASE,
+    "intermediate_size": 72,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "conv"],
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", BASE),
+    "qwen2-windows": ("qwen2", {**BASE, **WINDOWS, "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {**QWEN3, "rope_theta": 1e6}),
+    "qwen3-windows": ("qwen3", {**QWEN3, **WINDOWS, "attention_bias": True, "rms_norm_eps": 1e-3}),
+    "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
+    "lfm2-untied": (
+        "lfm2",
+        {**LFM2, "block_multiple_of": 20, "conv_L_cache": 7, "tie_word_embeddings": False},
+    ),
+}
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest) -> str:
+    """Skip families that this version of transformers does not have."""
+    name: str = request.param
+    if CASES[name][0] not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {CASES[name][0]}")
+    return name
+
+
+each_case = pytest.mark.parametrize("case", CASES, indirect=True)
+
+
+def build_theirs(case: str) -> Any:
+    kind, settings = CASES[case]
+    torch.manual_seed(5)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 0.3 if parameter.dim() > 1 else 0.1
+            if not name.endswith(("A_log", "dt_bias")):
+                parameter.add_(scale * torch.randn_like(parameter) / parameter.shape[-1] ** 0.5)
+    return model.eval()
+
+
+def load_theirs(folder: Path) -> Any:
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    return model.eval()
+
+
+def load_ours(folder: Path) -> Model:
+    config, tensors = read_model(folder)
+    model = Model(config)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def draw_tokens(length: int) -> Tensor:
+    return torch.randint(0, 37, (2, length), generator=torch.Generator().manual_seed(6))
+
+
+def backward(model: Any, logits: Tensor) -> None:
+    probe = torch.randn(logits.shape, generator=torch.Generator().manual_seed(7))
+    model.zero_grad()
+    (logits * probe).sum().backward()
+
+
+@each_case
+def test_logits_gradients_and_a_step_equal_transformers(case: str, tmp_path: Path) -> None:
+    theirs = build_theirs(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load_ours(tmp_path / "theirs")
+    for length in (1, 29):
+        ids = draw_tokens(length)
+        logits, expected = ours(ids), theirs(ids, use_cache=False).logits
+        assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.detach().max()))
+    backward(ours, logits)
+    backward(theirs, expected)
+    # Gradients take the way of weights into their names.
+    gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    write_model(ours.config, gradients, tmp_path / "gradients", format="huggingface")
+    loaded = load_theirs(tmp_path / "gradients")
+    for name, parameter in theirs.named_parameters():
+        bound = 5e-5 * max(1.0, float(parameter.grad.abs().max()))
+        assert (loaded.get_parameter(name) - parameter.grad).abs().max() < bound, name
+    for model in (ours, theirs):
+        torch.optim.AdamW(model.parameters(), lr=0.01, eps=0.1).step()
+    stepped = theirs(ids, use_cache=False).logits
+    assert (stepped - expected).abs().max() > 0.01, "a negative control"
+    assert (ours(ids) - stepped).abs().max() < 1e-4 * max(1.0, float(stepped.detach().max()))
+
+
+@each_case
+def test_the_way_back_keeps_every_bit_and_generates(case: str, tmp_path: Path) -> None:
+    theirs = build_theirs(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    config, tensors = read_model(tmp_path / "theirs")
+    assert write_model(config, tensors, tmp_path / "ours", format="huggingface") == CASES[case][0]
+    loaded = load_theirs(tmp_path / "ours")
+    for name, parameter in theirs.named_parameters():
+        assert torch.equal(parameter, loaded.get_parameter(name)), name
+    assert loaded.config.max_position_embeddings == theirs.config.max_position_embeddings
+    again, same = read_model(tmp_path / "ours")
+    assert again == config
+    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    ids = draw_tokens(9)
+    continued = loaded.generate(ids, max_new_tokens=6, do_sample=False)
+    greedy = Sampling(temperature=0)
+    ours = generate(load_ours(tmp_path / "ours"), ids.tolist(), 6, sampling=greedy)
+    assert continued[:, 9:].tolist() == ours
+
+
+class Recorded(dict[str, Any]):
+    """Settings that record the keys that are read."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.keys_read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.keys_read.add(str(key))
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("a family reads the keys that it knows")
+
+
+WITHOUT_EFFECT = {
+    *("model_type", "architectures", "dtype", "transformers_version", "initializer_range"),
+    *("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"),
+}
+"""Keys that change neither logits nor gradients in evaluation."""
+WITHOUT_EFFECT_UNLESS = {
+    "use_sliding_window": {"layer_types", "sliding_window"},
+    "block_auto_adjust_ff_dim": {"block_ffn_dim_multiplier", "block_multiple_of"},
+}
+"""Keys that have an effect only if another is true."""
+SAID_BY_LAYER_TYPES = {"max_window_layers", "full_attn_idxs"}
+
+
+@each_case
+def test_every_key_of_the_class_is_read(case: str, tmp_path: Path) -> None:
+    """A key that we do not know could change what a model computes."""
+    build_theirs(case).config.save_pretrained(tmp_path)
+    settings = Recorded(json.loads((tmp_path / "config.json").read_text()))
+    FAMILIES[CASES[case][0]].read(settings)
+    ignored = settings.keys() - settings.keys_read - WITHOUT_EFFECT - SAID_BY_LAYER_TYPES
+    for key, keys in WITHOUT_EFFECT_UNLESS.items():
+        ignored -= set() if settings.get(key) else keys
+    assert not ignored
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "words"),
+    [
+        ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
+        ("qwen3-windows", {"layer_types": ["chunked_attention"] * 2}, ["layer_types", "chunked"]),
+        ("qwen3-windows", {"layer_types": ["full_attention"]}, ["layer_types", "names 1 layers"]),
+        ("lfm2", {"conv_bias": True}, ["conv_bias", "True"]),
+        ("lfm2", {"num_attention_heads": None}, ["num_attention_heads", "is required"]),
+    ],
+    indirect=["case"],
+)
+def test_settings_that_we_lack_are_refused_by_name(
+    case: str, changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    settings = {"model_type": CASES[case][0], **CASES[case][1], **changes}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError) as raised:
+        read_model(tmp_path)
+    assert not [word for word in words if word not in str(raised.value)]
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "reason"),
+    [
+        (
+            "lfm2",
+            ["operators.attention.window=3"],
+            "attention.window is 3, not None",
+        ),
+        ("lfm2", ["operators.conv.groups=8"], "lfm2: operators.conv.groups is 8, not 32"),
+        (
+            "lfm2",
+            ["operators.attention.qk_norm_eps=1"],
+            "`norm_eps` has one value for all layers, not 1.0",
+        ),
+        ("qwen3", ["norm=layer"], "qwen3: norm is 'layer', not 'rms'"),
+        ("qwen3", ["pattern='[attention/none]'"], "qwen3: it has no layer like `glu`"),
+        ("qwen3", ["operators.glu.bias=true"], "qwen3: operators.glu.bias is True, not False"),
+    ],
+)
+def test_what_a_family_cannot_say_is_named(case: str, changes: list[str], reason: str) -> None:
+    kind, settings = CASES[case]
+    config = FAMILIES[kind].read({**settings, "model_type": kind})
+    data = reader.apply_overrides(reader.plain(config), changes)
+    if "none" in changes[0]:
+        del data["operators"]["glu"]
+    changed = reader.build(ModelConfig, data, source="a test")
+    with pytest.raises(CheckpointError) as raised:
+        choose_family(changed)
+    assert reason in str(raised.value)
+    assert choose_family(config)[0] == kind
+
+
+def test_the_table_has_each_family() -> None:
+    rows = {row.family: row for row in list_published()}
+    assert len(rows) == len(FAMILIES) + len(ORIGINALS) + 1
+    assert rows["Lfm2"].operators == ("hyena-mlp", "attention", "glu")
+    assert rows["Zamba2"].writes and not rows["BlackMamba"].writes
+    assert Version(transformers.__version__) <= Version(TRANSFORMERS.split()[1]), "renew it"
