@@ -143,7 +143,10 @@ def _fp8_gated_norm(call: Call) -> Iterator[Case]:
 
 
 def _glu(call: Call) -> Iterator[Case]:
-    case = (fp8_glu_case if call.op == "glu_fp8" else glu_case)(call.options["activation"])
+    if call.op == "glu_fp8":
+        case = fp8_glu_case(call.options["activation"])
+    else:
+        case = glu_case(**call.options)
     yield _fix_sizes(case, call.width("x") // 2, call.named_dtypes(x="x"))
 
 

@@ -28,18 +28,20 @@ def _programs() -> Any:
 
 
 @op("glu")
-def glu(x: Tensor, activation: str) -> Tensor:
-    """Return act(gate) ⊙ up [..., width] for x [..., 2·width] = [gate, up]."""
+def glu(x: Tensor, activation: str, limit: float = 0.0, offset: float = 0.0) -> Tensor:
+    """Return act(gate) ⊙ (up + offset) [..., width] for x [..., 2·width] = [gate, up], clamped by
+    `limit` as in `apply_gate`; 0: not clamped."""
     rows, width, grid = _flatten_rows(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
     _programs().glu_forward[grid](
-        rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, ROWS=ROWS, BLOCK=BLOCK
-    )
+        rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, LIMIT=limit,
+        OFFSET=offset, ROWS=ROWS, BLOCK=BLOCK,
+    )  # fmt: skip
     return out
 
 
 @glu.register_fake
-def _(x: Tensor, activation: str) -> Tensor:
+def _(x: Tensor, activation: str, limit: float = 0.0, offset: float = 0.0) -> Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
@@ -65,19 +67,19 @@ def _(x: Tensor, activation: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @op("glu_backward")
-def _backward(dy: Tensor, x: Tensor, activation: str) -> Tensor:
+def _backward(dy: Tensor, x: Tensor, activation: str, limit: float, offset: float) -> Tensor:
     """Return the gradient of x [..., 2·width]."""
     rows, width, grid = _flatten_rows(x)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _programs().glu_backward[grid](
         dy.contiguous(), rows, grad_x, len(rows), width, rows.stride(0), ACTIVATION=activation,
-        ROWS=ROWS, BLOCK=BLOCK,
+        LIMIT=limit, OFFSET=offset, ROWS=ROWS, BLOCK=BLOCK,
     )  # fmt: skip
     return grad_x
 
 
 @_backward.register_fake
-def _(grad: Tensor, x: Tensor, activation: str) -> Tensor:
+def _(grad: Tensor, x: Tensor, activation: str, limit: float, offset: float) -> Tensor:
     return x.new_empty(x.shape)
 
 
@@ -89,15 +91,18 @@ def _flatten_rows(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
     return rows, width, (-(-len(rows) // ROWS) * -(-width // BLOCK),)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, str], output: Any) -> None:
-    ctx.save_for_backward(inputs[0])
-    ctx.activation = inputs[1]
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, *ctx.options = inputs
+    ctx.save_for_backward(x)
     if isinstance(output, tuple):
         ctx.mark_non_differentiable(*output[1:])
 
 
-def _autograd_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor, None]:
-    return _backward(dy, *ctx.saved_tensors, ctx.activation), None
+def _autograd_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    activation, *clamps = ctx.options
+    limit, offset = clamps or (0.0, 0.0)
+    grad_x = _backward(dy, *ctx.saved_tensors, activation, limit, offset)
+    return grad_x, *(None for _ in ctx.options)
 
 
 glu.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -71,12 +71,27 @@ def single_launch_problem(x: Tensor, *weights: Tensor) -> str | None:
 
 def grouped_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Return x·Wᵀ [rows, out], where W is the row's group in weights [groups, out, in]. x
-    [rows, in] is sorted by group; `ends` comes from `group_ends`."""
+    [rows, in] is sorted by group; `ends` comes from `group_ends`. Rows after the last group have
+    undefined products."""
     half = _autocast_dtype(x.device.type)
     if half is not None:
         x, weights = x.to(half), weights.to(half)
     product: Tensor = _grouped_product(x, weights, ends)
     return product
+
+
+def add_grouped_bias(y: Tensor, biases: Tensor, ends: Tensor) -> Tensor:
+    """Return y + b [rows, out], where b is the row's group in biases [groups, out]. y [rows, out]
+    is sorted by group. Gradients are summed without atomics."""
+    summed: Tensor = _add_grouped_bias(y, biases.to(y.dtype), ends)
+    return summed
+
+
+@torch.library.custom_op("headrace::grouped_bias", mutates_args=())
+def _add_grouped_bias(y: Tensor, biases: Tensor, ends: Tensor) -> Tensor:
+    rows = torch.arange(len(y), device=y.device, dtype=ends.dtype)
+    groups = torch.searchsorted(ends.to(y.device), rows, right=True)
+    return y + biases.index_select(0, groups.clamp(max=len(biases) - 1))
 
 
 @torch.library.custom_op("headrace::grouped_product", mutates_args=(), tags=DYNAMIC_TAGS)
@@ -103,7 +118,9 @@ def product_in_one_launch(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
 def product_by_group(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Compute `grouped_product` in a loop: x [rows, in], weights [groups, out, in]."""
     groups = zip(_groups(ends), weights, strict=True)
-    return torch.cat([x[rows] @ weight.T for rows, weight in groups])
+    products = [x[rows] @ weight.T for rows, weight in groups]
+    rest = len(x) - sum(map(len, products))
+    return torch.cat([*products, x.new_zeros(rest, weights.shape[1])] if rest else products)
 
 
 def outer_in_one_launch(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
@@ -159,6 +176,23 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
 
 
 _grouped_product.register_autograd(_backward, setup_context=_setup_context)
+
+
+@_add_grouped_bias.register_fake
+def _(y: Tensor, biases: Tensor, ends: Tensor) -> Tensor:
+    return torch.empty_like(y)
+
+
+def _setup_bias_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[2])
+
+
+def _backward_bias(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    (ends,) = ctx.saved_tensors
+    return dy, grouped_outer(dy, dy.new_ones(len(dy), ALIGNMENT), ends)[..., 0], None
+
+
+_add_grouped_bias.register_autograd(_backward_bias, setup_context=_setup_bias_context)
 
 
 @register_flop_formula(torch.ops.headrace.grouped_product)

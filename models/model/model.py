@@ -34,6 +34,7 @@ from ..weights import Weights
 from .block import Block, build_operator
 from .embedding import Embedding, EmbeddingTable, Unembedding
 from .layer_watch import LayerWatch
+from .load_balance import build_load_balance
 
 
 class Model(nn.Module):
@@ -56,6 +57,8 @@ class Model(nn.Module):
         """Rows that this rank's experts received in the last chunk that ran, by operator call."""
         self.watch: LayerWatch | None = None
         """Collects per-layer signals in forward passes."""
+        self.balance = build_load_balance(config)
+        """Counts the experts' tokens in forward passes in training; None where nothing needs it."""
         width = config.width
         self.embedding = EmbeddingTable(config.vocab_size, width)
         self.positions = (
@@ -134,15 +137,19 @@ class Model(nn.Module):
         if self.calls_shared(layers.start):
             batch = replace(batch, embeddings=embeddings)
         losses = u.new_zeros(len(u), dtype=torch.float32)
+        balance = self.balance if self.training and torch.is_grad_enabled() else None
+        counts_routed = self.watch is not None or balance is not None
         self.received = []
         for layer_index, block, block_states in zip(
             layers, self.layer_blocks(layers), states or repeat(None), strict=False
         ):
             # Recomputation appends to these lists too, later.
-            layer_batch = replace(batch, received=[], routed=[] if self.watch is not None else None)
+            layer_batch = replace(batch, received=[], routed=[] if counts_routed else None)
             u, loss = block(u, layer_batch, block_states, self.shared_block(block.layer))
             losses = losses + loss
             self.received += layer_batch.received
+            if balance is not None:
+                balance.add(layer_index, layer_batch.routed or ())
             if self.watch is not None:
                 self.watch.add(layer_index, u, rows, layer_batch.routed or ())
         if chunk == len(self.chunks) - 1:

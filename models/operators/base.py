@@ -97,6 +97,8 @@ class Operator(nn.Module, ABC):
     """Parameters that are fp32 beside bf16 weights: rates, decays and residues. A scan applies them
     thousands of times, so their rounding would grow."""
 
+    untrained: ClassVar[tuple[str, ...]] = ()
+    """Parameters that no optimizer trains: they have no gradient."""
     experts: ClassVar[tuple[str, ...]] = ()
     """Parameters whose dimension 0 counts experts: expert parallelism shards them."""
 

@@ -41,13 +41,23 @@ def gate_for_product(
     return apply_gate(x, activation, kernel), None
 
 
-def apply_gate(x: Tensor, activation: Activation, kernel: Kernel = "auto") -> Tensor:
-    """Return act(gate) ⊙ up [..., width] for x [..., 2·width] = [gate, up]."""
+def apply_gate(
+    x: Tensor,
+    activation: Activation,
+    kernel: Kernel = "auto",
+    *,
+    limit: float | None = None,
+    offset: float = 0.0,
+) -> Tensor:
+    """Return act(gate) ⊙ (up + offset) [..., width] for x [..., 2·width] = [gate, up]. With a
+    `limit`, gates are clamped to at most it before, and ups to ± it."""
     if uses_kernel(kernel, "glu", x):
-        fused: Tensor = glu.glu(x, activation)
+        fused: Tensor = glu.glu(x, activation, limit or 0.0, offset)
         return fused
     gate, up = x.chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate) * up
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ACTIVATIONS[activation](gate) * (up + offset if offset else up)
 
 
 class MLP(Operator):

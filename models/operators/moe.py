@@ -5,7 +5,10 @@ softmax     p = softmax(x·W); the k largest. With k = 1 the weight is p itself 
 sigmoid     p = sigmoid(x·W + b); the largest (BlackMamba). In training, Sinkhorn's iteration
             on exp(2·logits) makes the choice, so that experts get equally many tokens
 
-y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e
+y = Σ_chosen p_e · (act(x·W_gate,e) ⊙ x·W_up,e)·W_down,e + shared(x)
+
+DeepSeek V3 chooses by p + c, where the correction c is no weight that a gradient trains: after each
+step it moves by the signs of the loads' errors (model/load_balance.py).
 
 Experts are balanced over each row by itself, so the model does not depend on how rows are divided
 into micro-batches or among ranks. `balance_over: micro-batch` gives that up.
@@ -15,60 +18,118 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from ..config.options.mlp import GLUOptions, MLPOptions
 from ..config.options.moe import MoEOptions
 from ..config.precision import widen
-from ..layers.grouped import group_ends, grouped_product
+from ..layers.grouped import add_grouped_bias, group_ends, grouped_product
 from ..layers.initializers import Initializers
 from ..layers.routed_rows import combine, dispatch, sort_choices
-from ..parallel.axes import ALONE, Axes, Axis
+from ..layers.routing import (
+    SINKHORN_ROUNDS,
+    balance_loss,
+    count_visits,
+    mask_groups,
+    sinkhorn,
+    within_capacity,
+)
+from ..parallel.axes import Axes
 from ..parallel.experts import ExpertExchange
 from ..parallel.local_shard import Sharded, ShardingSpec
-from ..parallel.tensor import reduce, reduce_max
+from ..parallel.tensor import gather, reduce, scatter
 from .base import BatchContext, Operator
-from .mlp import apply_gate
-
-SINKHORN_ROUNDS = 32
+from .mlp import ACTIVATIONS, GLU, MLP, apply_gate
 
 
 class MoE(Operator):
     Options = MoEOptions
-    experts = ("gate_up", "down")
+    experts = ("gate_up", "up", "down", "gate_up_bias", "up_bias", "down_bias")
+    no_decay = ("gate_up_bias", "up_bias", "down_bias")
+    full_precision = untrained = ("correction_bias",)
 
     def __init__(self, options: MoEOptions, width: int) -> None:
         super().__init__(options, width)
-        self.router = nn.Linear(width, options.experts, bias=options.router == "sigmoid")
-        self.gate_up = nn.Parameter(torch.empty(options.experts, 2 * options.hidden, width))
-        self.down = nn.Parameter(torch.empty(options.experts, width, options.hidden))
+        experts, hidden = options.experts, options.hidden
+        self.router = Router(width, experts, bias=options.has_router_bias, fp32=options.router_fp32)
+        rows = {"gate_up": 2 * hidden, "up": hidden}
+        for name, used in (("gate_up", options.gated), ("up", not options.gated)):
+            weight, bias = torch.empty(experts, rows[name], width), torch.empty(experts, rows[name])
+            self.register_parameter(name, nn.Parameter(weight) if used else None)
+            biased = used and options.bias
+            self.register_parameter(f"{name}_bias", nn.Parameter(bias) if biased else None)
+        self.down = nn.Parameter(torch.empty(experts, width, hidden))
+        down_bias = nn.Parameter(torch.empty(experts, width)) if options.bias else None
+        self.register_parameter("down_bias", down_bias)
+        correction = nn.Parameter(torch.empty(experts), requires_grad=False)
+        balances = options.bias_update_rate is not None
+        self.register_parameter("correction_bias", correction if balances else None)
+        self.shared = _build_shared(options, width)
+        self.shared_gate = nn.Linear(width, 1, bias=False) if options.shared_gate else None
         self.sinkhorn_rounds = SINKHORN_ROUNDS
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         """Map x [b, t, width] to [b, t, width]."""
-        tokens, kernel = x.flatten(0, 1), self.options.kernel
+        options, kernel = self.options, self.options.kernel
+        tokens, axis = x.flatten(0, 1), batch.axes.experts
         logits = widen(self.router(tokens)).unflatten(0, x.shape[:2])
-        expert_ids, weights = (tensor.flatten(0, 1) for tensor in self.route(logits, batch))
+        expert_ids, weights = self.route(logits, batch)
         if batch.routed is not None:
-            text_mask = self.text_mask(logits, batch).view(-1, 1)
-            batch.routed.append(
-                (count_visits(expert_ids, self.options.experts) * text_mask).sum(dim=0)
+            text_mask = self.text_mask(logits, batch).unsqueeze(-1)
+            visits = count_visits(expert_ids, options.experts) * text_mask
+            batch.routed.append(visits.sum(dim=(0, 1)))
+        drops = self.training and options.capacity_factor is not None
+        if drops:  # no expert has the last number: such rows come last, and none takes them
+            kept = within_capacity(
+                expert_ids, options.experts, options.capacity_factor, batch.axes.context
             )
+            expert_ids = torch.where(kept, expert_ids, options.experts)
+            weights = torch.where(kept, weights, 0)
+        expert_ids, weights = expert_ids.flatten(0, 1), weights.flatten(0, 1)
         row_ids = sort_choices(expert_ids)
-        exchange = ExpertExchange(
-            count_visits(expert_ids, self.options.experts).sum(dim=0), batch.axes.experts
-        )
+        counts = count_visits(expert_ids, options.experts).sum(dim=0)
+        exchange = ExpertExchange(counts, axis, drops=drops)
         rows = exchange.dispatch(dispatch(tokens, row_ids, kernel))
         ends = group_ends(
-            exchange.counts, rows, self.gate_up, self.down, on_host=exchange.host_counts
+            exchange.counts, rows, self.inner, self.down, on_host=exchange.host_counts
         )
-        gate_up = grouped_product(rows, self.gate_up, ends)
-        hidden = apply_gate(gate_up, self.options.activation, kernel)
-        y = exchange.combine(grouped_product(hidden, self.down, ends))
-        if batch.axes.experts.size > 1:
+        y = exchange.combine(self.apply_experts(rows, ends, batch.axes.tensor.size))
+        if axis.size > 1:
             batch.received.append(exchange.received)
         y = combine(y, row_ids, weights, kernel)
         # Not a view: FSDP2 warns of modules that return views.
         out: Tensor = torch.ops.aten._unsafe_view(y, x.shape)
-        return out
+        return out if self.shared is None else out + self.apply_shared(x, batch)
+
+    @property
+    def inner(self) -> Tensor:
+        """The experts' first matrices [experts, channels, width]."""
+        weight: Tensor = self.gate_up if self.options.gated else self.up
+        return weight
+
+    def apply_experts(self, rows: Tensor, ends: Tensor, ranks: int) -> Tensor:
+        """Return the experts' outputs for rows [number, width], sorted by expert. If tensor
+        parallelism cuts the hidden channels, each of its ranks adds bias / ranks."""
+        options = self.options
+        hidden = grouped_product(rows, self.inner, ends)
+        if options.bias:
+            bias = self.gate_up_bias if options.gated else self.up_bias
+            hidden = add_grouped_bias(hidden, bias, ends)
+        if options.gated:
+            clamps = {"limit": options.glu_limit, "offset": options.glu_offset}
+            hidden = apply_gate(hidden, options.activation, options.kernel, **clamps)
+        else:
+            hidden = ACTIVATIONS[options.activation](hidden)
+        y = grouped_product(hidden, self.down, ends)
+        return add_grouped_bias(y, self.down_bias / ranks, ends) if options.bias else y
+
+    def apply_shared(self, x: Tensor, batch: BatchContext) -> Tensor:
+        """Return the shared expert's output for x [b, t, width]. Where each tensor-parallel rank
+        has a part of the tokens for the experts, all have all tokens here, and some channels."""
+        assert self.shared is not None
+        axis = batch.axes.gathered
+        y = scatter(self.shared(gather(x, axis), batch), axis)
+        return y if self.shared_gate is None else y * self.shared_gate(x).sigmoid()
 
     def route(self, logits: Tensor, batch: BatchContext) -> tuple[Tensor, Tensor]:
         """Return expert_ids and weights [rows, length, k] for logits [rows, length, experts]."""
@@ -83,11 +144,19 @@ class MoE(Operator):
             choice_probs = torch.where(
                 text_mask.unsqueeze(-1), balanced_probs.view_as(logits), probs
             )
+        if self.correction_bias is not None:
+            choice_probs = choice_probs + self.correction_bias
+        if options.groups > 1:
+            choice_probs = mask_groups(choice_probs, options.groups, options.top_k_groups)
         expert_ids = choice_probs.topk(options.top_k, dim=-1).indices
         weights = probs.gather(-1, expert_ids)
         if options.normalizes:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
+            weights = weights / _nonzero(weights.sum(dim=-1, keepdim=True), softmax)
+        if options.routed_scaling_factor != 1:
+            weights = weights * options.routed_scaling_factor
         if self.training and options.balance_loss:
+            if not softmax:
+                probs = probs / _nonzero(probs.sum(dim=-1, keepdim=True), softmax)
             imbalance = balance_loss(
                 self.balance_groups(probs),
                 self.balance_groups(expert_ids),
@@ -115,80 +184,69 @@ class MoE(Operator):
 
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.router)
-        init.matrix(self.gate_up)
+        init.matrix(self.inner)
         init.output_matrix(self.down)
+        for name in (*self.no_decay, *self.untrained):
+            if (bias := getattr(self, name)) is not None:
+                init.constant(bias, 0.0)
+        if self.shared is not None:
+            self.shared.init_weights(init)
+        if self.shared_gate is not None:
+            init.linear(self.shared_gate)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         """Shard each expert by its hidden channels: all ranks route all tokens, identically. (Under
         expert parallelism, each rank routes its own tokens, and experts are whole.)"""
-        hidden = self.options.hidden
-        return {"gate_up": Sharded(1, (hidden, hidden)), "down": Sharded(2)}
+        halves = Sharded(1, (self.options.hidden, self.options.hidden))
+        inner = {"gate_up": halves, "gate_up_bias": halves, "up": Sharded(1), "up_bias": Sharded(1)}
+        return {**inner, "down": Sharded(2)}
 
     def stacks(self) -> dict[str, tuple[int, ...]]:
         hidden = self.options.hidden
-        return {"gate_up": (hidden, hidden), "down": (self.width,)}
+        inner = {"gate_up": (hidden, hidden)} if self.options.gated else {"up": (hidden,)}
+        return {**inner, "down": (self.width,)}
 
     def expert_parameters(self) -> int:
-        return self.gate_up[0].numel() + self.down[0].numel()
+        """Count the parameters of an expert."""
+        parameters = (getattr(self, name) for name in self.experts)
+        return sum(parameter[0].numel() for parameter in parameters if parameter is not None)
 
     def unused_parameters(self) -> int:
         num_unused: int = self.options.experts - self.options.top_k
         return num_unused * self.expert_parameters()
 
     def flops(self, length: int) -> dict[str, float]:
-        return {"experts": 2.0 * self.options.top_k * self.expert_parameters()}
+        weights = self.inner[0].numel() + self.down[0].numel()
+        return {"experts": 2.0 * self.options.top_k * weights}
 
 
-def count_visits(expert_ids: Tensor, num_experts: int) -> Tensor:
-    """Count how often each token goes to each expert, int64 [..., tokens, experts], for expert_ids
-    [..., tokens, k]."""
-    return (expert_ids.unsqueeze(-1) == torch.arange(num_experts, device=expert_ids.device)).sum(
-        dim=-2
-    )
+class Router(nn.Linear):
+    """Scores of the experts."""
+
+    def __init__(self, width: int, experts: int, *, bias: bool, fp32: bool) -> None:
+        super().__init__(width, experts, bias=bias)
+        self.fp32 = fp32
+        """Compute in fp32 or wider, whatever the precision of x and of the weights."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [tokens, width] to [tokens, experts]."""
+        if not self.fp32:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            bias = None if self.bias is None else widen(self.bias)
+            return F.linear(widen(x), widen(self.weight), bias)
 
 
-def count_text_tokens(text_mask: Tensor, axis: Axis) -> Tensor:
-    """Count text tokens by group [groups] over all context-parallel ranks, at least 1: a mean over
-    padding alone is then 0, as is its sum. text_mask [groups, tokens]."""
-    return reduce(text_mask.sum(dim=1), axis).clamp(min=1)
+def _build_shared(options: MoEOptions, width: int) -> GLU | MLP | None:
+    if options.shared_hidden is None:
+        return None
+    activation, kernel = options.activation, options.kernel
+    if options.gated:
+        glu = GLUOptions(hidden=options.shared_hidden, activation=activation, kernel=kernel)
+        return GLU(glu, width)
+    return MLP(MLPOptions(hidden=options.shared_hidden, activation=activation), width)
 
 
-def balance_loss(
-    probs: Tensor, expert_ids: Tensor, text_mask: Tensor, axis: Axis = ALONE
-) -> Tensor:
-    """Return the balance loss by group [groups]: top_k if tokens are spread evenly, up to the
-    expert count if few experts get all tokens.
-
-    probs [groups, tokens, experts], expert_ids [groups, tokens, k], text_mask [groups, tokens].
-    """
-    num_experts = probs.shape[-1]
-    token_weights = text_mask.unsqueeze(-1)
-    visit_shares = (
-        (count_visits(expert_ids, num_experts) * token_weights).sum(dim=1).to(probs.dtype)
-    )
-    sums = reduce(torch.cat([visit_shares, (probs * token_weights).sum(dim=1)], dim=-1), axis)
-    visit_shares, mean_probs = (
-        sums / count_text_tokens(text_mask, axis).unsqueeze(-1).to(sums.dtype)
-    ).chunk(2, dim=-1)
-    return num_experts * (visit_shares * mean_probs).sum(dim=-1)
-
-
-def sinkhorn(
-    logits: Tensor, text_mask: Tensor, axis: Axis = ALONE, num_rounds: int = SINKHORN_ROUNDS
-) -> Tensor:
-    """Scale exp(2·logits) so that in each group all text tokens, and all experts, have equal
-    totals: [groups, tokens, experts], like logits; 0 for padding. text_mask [groups, tokens]."""
-    num_tokens, num_experts = count_text_tokens(text_mask, axis).unsqueeze(-1), logits.shape[-1]
-    logits = logits.masked_fill(~text_mask.unsqueeze(-1), float("-inf"))
-    max_logit = reduce_max(logits.amax(dim=(1, 2), keepdim=True), axis)
-    weights = torch.exp(2 * (logits - max_logit.clamp(min=torch.finfo(logits.dtype).min)))
-    expert_scales = logits.new_ones(len(logits), num_experts)
-    token_scales = logits.new_ones(logits.shape[:2])
-    for _ in range(num_rounds):
-        # Sums of products, not matrix products, which autocast rounds to half precision;
-        # `reciprocal`, because 1 / x is two launches.
-        expert_sums = (weights * expert_scales.unsqueeze(1)).sum(dim=-1)
-        token_scales = (num_tokens * expert_sums + 1e-8).reciprocal()
-        token_sums = reduce((weights * token_scales.unsqueeze(-1)).sum(dim=1), axis)
-        expert_scales = (num_experts * token_sums + 1e-8).reciprocal()
-    return weights * expert_scales.unsqueeze(1) * token_scales.unsqueeze(-1)
+def _nonzero(total: Tensor, softmax: bool) -> Tensor:
+    """Keep a sum of weights above 0: those of a sigmoid may all be 0."""
+    return total if softmax else total + 1e-20

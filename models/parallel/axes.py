@@ -79,10 +79,13 @@ class Axes:
     row_parts: Axis = ALONE
     """context × tensor, if experts are sharded: ranks that hold slices of the same rows."""
 
+    gathered: Axis = ALONE
+    """After `share_rows`: the tensor axis, for the parts of the operator that it shards."""
+
     def share_rows(self) -> Axes:
         """Return axes for an operator that is not sharded over the tensor axis: both tensor and
         context axis divide its rows."""
-        return replace(self, tensor=ALONE, context=self.row_parts)
+        return replace(self, tensor=ALONE, context=self.row_parts, gathered=self.tensor)
 
     shared: Mapping[str, Holders] = field(default_factory=dict)
     """Holders by module path, for modules on several pipeline stages: tied embeddings, shared

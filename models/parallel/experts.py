@@ -3,8 +3,8 @@
     local rows, by expert ── all-to-all ──► rows of all ranks, by local expert ── products
     local rows, by expert ◄── all-to-all ── in the same order ◄───────────────────┘
 
-No row is dropped: there is no capacity. A rank receives whatever the routers send, at most all rows
-on the axis.
+A rank receives whatever the routers send, at most all rows on the axis. Rows that no expert takes
+(beyond its capacity) come last: they are not sent, and their results are 0.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from .axes import Axis
 from .exchange import exchange_rows
@@ -23,15 +24,17 @@ class ExpertExchange:
     """Dispatches a batch's rows to experts, and combines the results. On a single rank, rows
     stay."""
 
-    def __init__(self, counts: Tensor, axis: Axis) -> None:
-        """Exchange `counts` (int64 [experts]): this rank's rows per expert. Collective."""
+    def __init__(self, counts: Tensor, axis: Axis, *, drops: bool = False) -> None:
+        """Exchange `counts` (int64 [experts]): this rank's rows per expert. `drops`: there may be
+        rows that no expert takes. Collective."""
         self.axis = axis
+        self.drops = drops
         self.counts = counts
         """Received rows per local expert."""
         self.host_counts: Tensor | None = None
         """`counts` in host memory, if the exchange read them."""
-        self.received = 0
-        """Rows received by this rank; 0 on a single rank."""
+        self.received = self.num_rows = 0
+        """Rows received by this rank, 0 on a single rank; and rows dispatched."""
         if axis.size == 1:
             return
         received_counts = torch.empty_like(counts)
@@ -54,17 +57,28 @@ class ExpertExchange:
     def dispatch(self, rows: Tensor) -> Tensor:
         """Send rows [number, width], sorted by expert, to their experts. Return the local experts'
         rows, sorted by expert."""
+        self.num_rows = len(rows)
         if self.axis.size == 1:
-            return rows
+            return self.clear_dropped(rows)
+        if self.drops:
+            rows = rows[: sum(self.send_counts)]
         received = exchange_rows(rows, self.send_counts, self.recv_counts, self.axis)
         return permute(received, self.by_expert, self.by_sender)
 
     def combine(self, rows: Tensor) -> Tensor:
         """Send rows, ordered as `dispatch` returned them, back to their ranks and positions."""
         if self.axis.size == 1:
-            return rows
+            return self.clear_dropped(rows)
         rows = permute(rows, self.by_sender, self.by_expert)
-        return exchange_rows(rows, self.recv_counts, self.send_counts, self.axis)
+        returned = exchange_rows(rows, self.recv_counts, self.send_counts, self.axis)
+        return F.pad(returned, (0, 0, 0, self.num_rows - len(returned))) if self.drops else returned
+
+    def clear_dropped(self, rows: Tensor) -> Tensor:
+        """Set rows that no expert takes to 0, and their gradients: products do not write them."""
+        if not self.drops:
+            return rows
+        places = torch.arange(len(rows), device=rows.device)
+        return rows.masked_fill((places >= self.counts.sum()).unsqueeze(1), 0)
 
 
 def permute(rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:

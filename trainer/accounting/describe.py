@@ -275,7 +275,8 @@ def _group(group: dict[str, Any]) -> str:
         f"{group['match'] or 'all others'}: {group['parameters']:,} parameters, peak rate "
         f"{group['lr']:g}, decay {group['weight_decay']:g}, {', '.join(group['states'])}"
         if group["lr"]
-        else f"{group['match']}: {group['parameters']:,} parameters, frozen"
+        else f"{group['match'] or ', '.join(group['names'])}: {group['parameters']:,} parameters, "
+        f"{'frozen' if group['match'] else 'moved by the loads of the experts'}"
     )
 
 

@@ -23,6 +23,8 @@ from .optimizers.config import GroupConfig, OptimizerConfig
 from .optimizers.decay import NO_DECAY
 
 MAX_SUGGESTIONS = 3
+UNTRAINED = -1
+"""Number of the group of parameters that no optimizer trains."""
 
 
 def parameter_groups(
@@ -38,13 +40,20 @@ def parameter_groups(
     full_model = model if len(model.chunks) == 1 else build_meta(model.config)
     numbers = assign_groups(find_aliases(full_model), config.groups)
     names: dict[tuple[Any, ...], list[str]] = {}
-    frozen = {number for number, group in enumerate(config.groups) if group.lr == 0}
+    frozen = {number for number, group in enumerate(config.groups) if group.lr == 0} | {UNTRAINED}
+    numbers |= dict.fromkeys(untrained_parameters(model), UNTRAINED)
     for name, shard in shards.items():
         trained_states = () if numbers[name] in frozen else states[name]
         settings = (numbers[name], name in no_decay, trained_states)
         key = (*settings, list_ranks(shard.copies), shard.experts, name in fp32)
         names.setdefault(key, []).append(name)
     return [_group(tuple(names[key]), key, config, shards[names[key][0]]) for key in sorted(names)]
+
+
+def untrained_parameters(model: Model) -> list[str]:
+    """Return the names of parameters that have no gradient: the routers' correction biases."""
+    parameters = model.named_parameters()
+    return [name for name, parameter in parameters if not parameter.requires_grad]
 
 
 def state_names(groups: Sequence[ParameterGroup], *, averaged: bool) -> dict[str, tuple[str, ...]]:
@@ -79,14 +88,14 @@ def _group(
     names: tuple[str, ...], key: tuple[Any, ...], config: OptimizerConfig, shard: LocalShard
 ) -> ParameterGroup:
     number, has_no_decay, states, *_, full_precision = key
-    settings = config.groups[number] if number < len(config.groups) else None
+    settings = config.groups[number] if 0 <= number < len(config.groups) else None
     decay = config.weight_decay
     if settings is not None and settings.weight_decay is not None:
         decay = settings.weight_decay
     return ParameterGroup(
         names=names,
         match=settings.match if settings is not None else None,
-        lr=settings.lr if settings is not None else 1.0,
+        lr=settings.lr if settings is not None else float(number != UNTRAINED),
         weight_decay=0.0 if has_no_decay else decay,
         states=states,
         copies=shard.copies,

@@ -67,10 +67,21 @@ def launch(
     engine.optimizer.direct(gradients, engine.fragments, finite)
     engine.step(lr, finite)
     engine.average.move(engine.fragments, finite)
+    balance_experts(engine, finite)
     squares = square.view(1)
     if layer_squares is not None:
         squares = torch.cat([squares, layer_squares.reduce_after_step()])
     return squares
+
+
+def balance_experts(engine: Engine, finite: Tensor) -> None:
+    """Move the biases that balance the experts, by the loads of all ranks, unless the step changes
+    nothing. Collective over all ranks."""
+    model = engine.objective.model
+    if model.balance is not None:
+        counts = model.balance.take(engine.device)
+        dist.all_reduce(counts)
+        model.balance.move(model.blocks, counts, finite)
 
 
 def conclude(engine: Engine, square: float) -> Update:

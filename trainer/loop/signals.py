@@ -143,6 +143,8 @@ class Signals:
         execute(parallel.pipe.orders(len(small)), small, engine, parallel, weight)
         engine.objective.take_received()
         engine.objective.take_penalty(engine.device)
+        if engine.objective.model.balance is not None:
+            engine.objective.model.balance.take(engine.device)
         with torch.no_grad():
             gradients = engine.gradients()
             sum_copies(gradients)

@@ -255,8 +255,7 @@ def _keep_local_experts(config: ModelConfig, ep: int) -> ModelConfig:
     operators = dict(config.operators)
     for name, options in operators.items():
         if options.expert_count is not None:
-            num_local = max(options.expert_count // ep, getattr(options, "top_k", 1))
-            operators[name] = replace(options, experts=num_local)  # type: ignore[call-arg]
+            operators[name] = options.keep_experts(options.expert_count // ep)
     return replace(config, operators=operators)
 
 

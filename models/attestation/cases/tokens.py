@@ -116,16 +116,20 @@ def rope_case(heads: int, turning: float, *, packed: bool, head_dim: int | None 
 def glu_cases() -> Iterator[Case]:
     for activation in get_args(Activation):
         yield glu_case(activation)
+    yield glu_case("quick-gelu", limit=1.0, offset=1.0)
 
 
-def glu_case(activation: Activation) -> Case:
+def glu_case(activation: Activation, *, limit: float = 0.0, offset: float = 0.0) -> Case:
     def make(draw: Draw, shape: InputShape) -> Inputs:
         return {"x": draw.normal("x", shape.rows, shape.length, 2 * shape.width)}
 
     def make_run(kernel: Kernel) -> Callable[..., Tensor]:
-        return lambda x: apply_gate(x, activation, kernel)
+        return lambda x: apply_gate(x, activation, kernel, limit=limit or None, offset=offset)
 
-    return Case("glu", activation, make, make_run("triton"), make_run("torch"))
+    name = (
+        activation + f", clamped to {limit:g}" * (limit > 0) + f", up + {offset:g}" * (offset != 0)
+    )
+    return Case("glu", name, make, make_run("triton"), make_run("torch"))
 
 
 def routed_rows_cases() -> Iterator[Case]:

@@ -52,6 +52,10 @@ class OperatorOptions:
         """Experts, if there are any. Expert parallelism splits them."""
         return None
 
+    def keep_experts(self, number: int) -> OperatorOptions:
+        """Return the options of a rank with so many of the experts."""
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusedOptions(OperatorOptions):

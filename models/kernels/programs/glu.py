@@ -35,10 +35,11 @@ def _activate(gate, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def glu_forward(
-    x, out, num_rows, width, row_stride,
-    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x, out, num_rows, width, row_stride, ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = act(gate) ⊙ up, for x [rows, 2·width] = [gate, up]."""
+    """out = act(gate) ⊙ (up + OFFSET), for x [rows, 2·width] = [gate, up]; clamped by LIMIT, 0:
+    none."""
     num_blocks = tl.cdiv(width, BLOCK)
     column = (tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
     row = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -46,7 +47,11 @@ def glu_forward(
     offsets = row * row_stride + column
     gate = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
+    if LIMIT > 0:
+        gate, up = tl.minimum(gate, LIMIT), tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     activated, _ = _activate(gate, ACTIVATION)
+    if OFFSET != 0:
+        up += OFFSET
     tl.store(out + row * width + column, (activated * up).to(out.dtype.element_ty), mask=mask)
 
 
@@ -70,10 +75,11 @@ def glu_forward_fp8(
 
 @triton.jit
 def glu_backward(
-    dy, x, grad_x, num_rows, width, row_stride,
-    ACTIVATION: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    dy, x, grad_x, num_rows, width, row_stride, ACTIVATION: tl.constexpr,
+    LIMIT: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dgate = dy·up·act'(gate),  dup = dy·act(gate); grad_x [rows, 2·width] holds both."""
+    """dgate = dy·(up + OFFSET)·act'(gate),  dup = dy·act(gate), both 0 where LIMIT clamps; grad_x
+    [rows, 2·width] holds both."""
     num_blocks = tl.cdiv(width, BLOCK)
     column = (tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
     row = (tl.program_id(0) // num_blocks).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -82,8 +88,17 @@ def glu_backward(
     gate = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x + offsets + width, mask=mask, other=0.0).to(tl.float32)
     dy_tile = tl.load(dy + row * width + column, mask=mask, other=0.0).to(tl.float32)
-    activated, slope = _activate(gate, ACTIVATION)
+    clamped_gate, clamped_up = gate, up
+    if LIMIT > 0:
+        clamped_gate = tl.minimum(gate, LIMIT)
+        clamped_up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    activated, slope = _activate(clamped_gate, ACTIVATION)
+    if LIMIT > 0:
+        slope = tl.where(gate == clamped_gate, slope, 0.0)
+        activated = tl.where(up == clamped_up, activated, 0.0)
+    if OFFSET != 0:
+        clamped_up += OFFSET
     grad_ptrs = grad_x + row * (2 * width) + column
     dtype = grad_x.dtype.element_ty
-    tl.store(grad_ptrs, (dy_tile * up * slope).to(dtype), mask=mask)
+    tl.store(grad_ptrs, (dy_tile * clamped_up * slope).to(dtype), mask=mask)
     tl.store(grad_ptrs + width, (dy_tile * activated).to(dtype), mask=mask)

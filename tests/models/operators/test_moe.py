@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headrace.models.config.options.moe import MoEOptions
+from headrace.models.layers.routing import balance_loss, sinkhorn
 from headrace.models.operators import BatchContext
-from headrace.models.operators.moe import MoE, balance_loss, sinkhorn
+from headrace.models.operators.moe import MoE
 from headrace.models.parallel.axes import Axes
 
 
@@ -252,3 +254,56 @@ def test_compiled_without_a_graph_break(options: dict[str, Any]) -> None:
     assert torch.allclose(compiled, loss, rtol=1e-12)
     for one, other in zip(torch.autograd.grad(compiled, parameters), wanted, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", BALANCED)
+def test_an_expert_takes_the_first_tokens_of_a_row_up_to_its_capacity(
+    options: dict[str, Any],
+) -> None:
+    """An independent form, token by token; evaluation drops nothing."""
+    moe, x = experts(**options, capacity_factor=0.7), normal(2, 9, 8)
+    y, full = moe(x, context()), moe.eval()(x, context())
+    capacity = math.ceil(0.7 * moe.options.top_k * 9 / 4)
+    expert_ids, weights = moe.train().route(moe.router(x), context())
+    dropped = 0
+    for row, ids, shares, got in zip(x, expert_ids, weights, y, strict=True):
+        taken = [0] * 4
+        for token, chosen, share, output in zip(row, ids.tolist(), shares, got, strict=True):
+            expected = torch.zeros_like(token)
+            for expert, weight in zip(chosen, share, strict=True):
+                taken[expert] += 1
+                if taken[expert] <= capacity:
+                    expected = expected + weight * one_expert(moe, expert, token)
+                else:
+                    dropped += 1
+            assert torch.allclose(output, expected, rtol=1e-10, atol=1e-12)
+    assert dropped
+    y.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in moe.parameters())  # type: ignore[union-attr]
+    assert torch.equal(full, experts(**options).eval()(x, context()))
+
+
+def test_the_correction_chooses_and_does_not_weigh() -> None:
+    options = {"router": "sigmoid", "router_bias": False, "bias_update_rate": 0.1}
+    moe, x = experts(**options), normal(1, 9, 8)
+    moe.correction_bias.data = torch.tensor([0.0, 9.0, 0.0, 5.0], dtype=torch.float64)
+    expert_ids, weights = moe.route(moe.router(x), context())
+    assert {tuple(sorted(ids)) for ids in expert_ids[0].tolist()} == {(1, 3)}
+    assert torch.equal(weights, moe.router(x).sigmoid().gather(-1, expert_ids))
+    assert not moe.correction_bias.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"groups": 3}, "groups (3) does not divide experts (4)"),
+        ({"groups": 2, "top_k_groups": 3}, "top_k_groups (3) must lie between 1 and groups (2)"),
+        ({"groups": 2, "top_k": 3}, "top_k (3) is above the 2 experts of top_k_groups groups"),
+        ({"sinkhorn": True, "bias_update_rate": 0.1}, "Sinkhorn chooses the experts"),
+        ({"shared_gate": True}, "shared_gate needs a shared expert"),
+        ({"gated": False, "glu_limit": 7.0}, "belong to gated experts"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be above 0"),
+    ],
+)
+def test_contradictions_are_named(options: dict[str, Any], message: str) -> None:
+    assert any(message in line for line in MoEOptions(experts=4, hidden=6, **options).problems(8))

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ranks.ranks import Ranks
+from support.trained import trained_parameters
 
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
@@ -39,7 +40,7 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
         documents = Documents.build(torch.tensor(cuts), (ROWS, LENGTH))
     hidden, losses = model.hidden(tokens, documents)
     logits = model.logits(hidden)
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*trained_parameters(model), strict=True)
     total = (logits * probe).sum() + losses.sum()
     gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     return logits.detach(), float(losses.detach().sum()), dict(zip(names, gradients, strict=True))

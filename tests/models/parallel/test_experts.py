@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.ranks.ranks import Ranks
+from support.trained import trained_parameters
 
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
@@ -20,6 +21,35 @@ MOE = {"kind": "moe", "experts": 4, "hidden": 10}
 OPERATORS: dict[str, dict[str, Any]] = {
     "mixtral": {**MOE, "top_k": 2, "balance_loss": 0.1, "z_loss": 0.01},
     "black": {**MOE, "top_k": 1, "router": "sigmoid", "sinkhorn": True, "z_loss": 0.01},
+    "deepseek": {
+        **MOE,
+        "experts": 8,
+        "top_k": 3,
+        "gated": False,
+        "activation": "relu2",
+        "router": "sigmoid",
+        "router_bias": False,
+        "router_fp32": True,
+        "bias_update_rate": 0.1,
+        "balance_loss": 0.1,
+        "groups": 4,
+        "top_k_groups": 2,
+        "normalize": True,
+        "routed_scaling_factor": 2.5,
+        "shared_hidden": 7,
+        "shared_gate": True,
+    },
+    "oss": {
+        **MOE,
+        "top_k": 2,
+        "activation": "quick-gelu",
+        "bias": True,
+        "glu_limit": 0.3,
+        "glu_offset": 1.0,
+        "router_bias": True,
+        "capacity_factor": 0.8,
+        "shared_hidden": 9,
+    },
 }
 LAYOUTS: dict[int, list[dict[str, int]]] = {
     2: [{"ep": 2}, {"tp": 2, "ep": 2}, {"cp": 2, "ep": 2}],
@@ -37,7 +67,7 @@ LAYOUTS: dict[int, list[dict[str, int]]] = {
 
 @pytest.fixture(scope="module")
 def model(tiny_of: Callable[..., Model]) -> Model:
-    return tiny_of("[mha/mixtral, mamba2/black]", OPERATORS).train()
+    return tiny_of("[mha/mixtral, mamba2/black, se/deepseek, mha/oss]", OPERATORS).train()
 
 
 def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,7 +86,7 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
         ids, w = tokens[row : row + 1], weights[row : row + 1]
         hidden, losses = model.hidden(ids[:, :-1], documents)
         total = total + model.loss(hidden, ids[:, 1:], w, 1e-3)[0] + losses.sum() * w.sum()
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*trained_parameters(model), strict=True)
     gradients = torch.autograd.grad(total, parameters)
     return float(total.detach()), dict(zip(names, gradients, strict=True))
 

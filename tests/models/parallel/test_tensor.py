@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.configs import CONFIGS
 from support.ranks.ranks import Ranks
+from support.trained import trained_parameters
 
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import Fp8Config
@@ -54,7 +55,7 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     hidden, losses = model.hidden(tokens[:, :-1], documents)
     tokens_loss, _ = model.loss(hidden, tokens[:, 1:], weights, z_loss=1e-3)
     total = tokens_loss + (losses * weights.sum(1)).sum()
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*trained_parameters(model), strict=True)
     gradients = torch.autograd.grad(total, parameters)
     return float(total.detach()), dict(zip(names, gradients, strict=True))
 

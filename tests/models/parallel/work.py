@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from functools import cache
 from itertools import pairwise
@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from support.trained import trained_parameters
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -88,7 +89,7 @@ def model_part(
         known = torch.from_numpy(probe[:, ours, shared.part(probe.shape[2])])
         # As in the trainer: auxiliary losses in proportion to the part's fraction of its row.
         total = (logits * known).sum() + losses.sum() / axis.size
-        names, parameters = zip(*model.named_parameters(), strict=True)
+        names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     found = {
         name: (model.local_shards[name], gradient.numpy())
@@ -120,7 +121,7 @@ def share_of_loss(
     with FAULTS[fault]() if fault else nullcontext():
         hidden, losses = model.hidden(ids[:, :-1], documents)
         total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + (losses * w.sum(1)).sum()
-        names, parameters = zip(*model.named_parameters(), strict=True)
+        names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters)
     found = {
         name: (model.local_shards[name], g.numpy())
@@ -166,7 +167,7 @@ def share_of_objective(
             )
             loss, _ = model.loss(hidden, ids[:, 1:][:, ours], w[:, ours], 1e-3)
             total = total + loss + losses.sum() * w[:, ours].sum()
-        names, parameters = zip(*model.named_parameters(), strict=True)
+        names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters)
     found = {
         name: (model.local_shards[name], g.numpy())
@@ -322,7 +323,10 @@ def forgotten_states() -> Iterator[None]:
 @contextmanager
 def routers_alone() -> Iterator[None]:
     """The routers of each part count its own tokens only."""
-    with mock.patch("headrace.models.operators.moe.reduce", lambda x, axis: x):
+    modules = ("headrace.models.operators.moe", "headrace.models.layers.routing")
+    with ExitStack() as patches:
+        for module in modules:
+            patches.enter_context(mock.patch(f"{module}.reduce", lambda x, axis: x))
         yield
 
 
