@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from ...console.config import NameIn, Size
+from ...console.config import NameIn, Size, added_field
 from ...console.errors import ConfigProblem, ConfigProblems
 from ...trainer.engines import ENGINES
 from .links import COLLECTIVES
@@ -262,6 +262,21 @@ class Overhead(HardwareRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts(HardwareRow):
+    """How unevenly tokens choose experts: a figure of runs, not of devices."""
+
+    imbalance: float
+    """Tokens of the busiest rank on an expert axis, relative to their mean: `expert_load` in a
+    run's metrics."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.imbalance < 1:
+            problem = f"must be at least 1, not {self.imbalance}: the busiest rank has the most"
+            raise ConfigProblems([ConfigProblem("imbalance", problem)])
+
+
+@dataclass(frozen=True, kw_only=True)
 class HardwareFile:
     """Figures for a cluster with equal nodes.
 
@@ -294,6 +309,7 @@ class HardwareFile:
     collectives: tuple[CollectiveRate, ...] = ()
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
     overhead: Overhead | None = None
+    experts: Experts | None = added_field(None)  # noqa: RUF009, it is immutable
 
     def __post_init__(self) -> None:
         problems = [

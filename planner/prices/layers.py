@@ -36,6 +36,7 @@ from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace, trace_model
 from ..traces.work import RULES, PassTimes, recompute_launches
 from . import messages
+from .experts import price_share, select_expert_axis
 from .forms import LayerBytes, LayerForm, LayerPlan, list_choices
 from .machine import Machine
 from .rings import compute_rings, split_operations
@@ -117,7 +118,7 @@ class Costs:
         compute_split = split
         if not self._rings(layer, split):
             compute_split = Split(split.rows, split.tp, split.cp)
-        compute = self.compute_times(number, compute_split)
+        compute = self.compute_times(number, compute_split, select_expert_axis(layer, ep))
         message_times = self.price_messages(layer, split, ep)
         forward = {"compute": sum(seconds for _, seconds in compute.forward)}
         backward = {"compute": compute.backward}
@@ -126,14 +127,14 @@ class Costs:
         price_recompute = partial(self._price_recompute, layer, compute, message_times)
         return PassTimes(forward, backward, price_recompute)
 
-    def _compute_times(self, number: int, split: Split) -> ComputeTimes:
+    def _compute_times(self, number: int, split: Split, ep: int) -> ComputeTimes:
         layer = (*self.kinds, self.trace.head)[number]
         machine, rings = self.machine, self._rings(layer, split)
         forward = split_operations(layer.forward, "forward", split, rings)
         backward = split_operations(layer.backward, "backward", split, rings)
         return ComputeTimes(
-            [(work.saved, machine.seconds([work], "forward", cut)) for work, cut in forward],
-            sum(machine.seconds([work], "backward", cut) for work, cut in backward),
+            [(work.saved, price_share(machine, work, "forward", cut, ep)) for work, cut in forward],
+            sum(price_share(machine, work, "backward", cut, ep) for work, cut in backward),
             sum(work.count for work, _ in forward if work.kind == "launch"),
         )
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from ...console.errors import PlanError
-from ...models.config.options.precision import Fp8Config
+from ...models.config.options.precision import PRECISIONS, Fp8Config
 from ..grid.split import Direction, Split
 from ..hardware import Hardware
 from ..hardware.file import Overhead
-from ..traces.work import Work
+from ..traces.work import EXPERTS, Work
 
 MEMORY_BOUND = (
     *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
@@ -20,6 +20,8 @@ MEMORY_BOUND = (
 """Kernels without a rate that are priced by memory traffic alone."""
 RING = "ring_attention"
 """Kernel rate for ring attention without fused kernels: query-key pairs times channels."""
+IMBALANCE = 1.15
+"""Tokens of the busiest rank on an expert axis relative to their mean, where the file has none."""
 BACKWARD_ATTENTION = 2.5
 """FLOP in attention's backward pass, relative to its forward pass."""
 
@@ -38,6 +40,7 @@ class Machine:
         self.hardware = hardware
         self.precision = "bf16" if fp8 else precision
         """Precision for all operations but FP8 products."""
+        self.number_bytes = PRECISIONS[self.precision].weight_bytes
         self.fp8 = fp8
         self.roofline = roofline
         """True if kernels without a rate are priced by bytes and FLOP."""
@@ -53,6 +56,12 @@ class Machine:
     def overhead(self) -> Overhead:
         """Seconds per operation and per step; zero where the file has none."""
         return self.hardware.file.overhead or Overhead(operation=0.0, step=0.0, source="")
+
+    @cached_property
+    def imbalance(self) -> float:
+        """Tokens of the busiest rank on an expert axis, relative to their mean."""
+        experts = self.hardware.file.experts
+        return IMBALANCE if experts is None else experts.imbalance
 
     def launches(self, count: float) -> float:
         """Return the seconds in which the host launches `count` operations."""
@@ -146,6 +155,9 @@ class Machine:
             m = max(1, m * split.rows // split.cp)
             dims = {"groups": groups, "m": m, "k": k, "n": n}
             seconds = flops / self._rate("matmul", **dims, precision=self.precision)
+            if work.name == EXPERTS:  # few tokens for each: the weights' bytes count
+                size = groups * (m * k + k * n + m * n) * self.number_bytes
+                return max(seconds, self.traffic(size) * work.count)
             if not self._in_fp8(work, direction):
                 return seconds
             fp8_seconds = flops / self._rate("matmul", **dims, precision="fp8")

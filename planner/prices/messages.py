@@ -212,6 +212,7 @@ class _LayerMessages(NamedTuple):
         """Price the all-to-all that dispatches rows to `top_k` experts, and that which combines
         them."""
         size = top_k * self.tokens / self.split.tp * trace.width * self.number_bytes
+        size *= self.machine.imbalance  # the busiest rank ends last
         seconds = 2 * self.machine.collective("all-to-all", size, ep, 1)
         return MessageTimes(seconds, seconds)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ...models.accounting.fake.repeated import iterate_tensors, run_operation
 from ...models.config.options.recompute import OPERATIONS, Results
 from ...models.parallel.whole_results import CompositeResultMode, Compute
-from .work import Work
+from .work import EXPERTS, Work
 
 SIZE_ARGUMENTS = ("taps", "rates", "A")
 """Kernel arguments whose last dimension is the number of taps or of states."""
@@ -22,6 +22,9 @@ PRODUCTS = {
     "aten::_grouped_mm": (0, 1),
 }
 """Matrix products, and the positions of the factors among the inputs."""
+GROUPED_PRODUCTS = ("headrace::grouped_product", "headrace::grouped_outer")
+"""Products of experts, forward and for the weights' gradients: the operations of layers/grouped.py.
+The first dimension of their first input is the rows of all experts, sorted by expert."""
 FREE = ("empty", "new_empty", "as_strided", "detach", "lift", "alias", "_unsafe_view", "expand")
 UNPRICED = ("prim::", "_c10d_functional::")
 """Namespaces without computation: questions about tensors, and messages (messages.py)."""
@@ -69,6 +72,8 @@ class OperationRecorder(CompositeResultMode):
         if name in PRODUCTS:
             first, second = PRODUCTS[name]
             self._record_product(inputs[first], inputs[second], traffic, saved)
+        elif name in GROUPED_PRODUCTS:
+            self._record_experts(inputs, result, traffic, saved)
         elif "attention" in base_name or "_attn" in base_name:
             self._record_attention(base_name, inputs, traffic, saved)
         elif name.startswith("headrace::"):
@@ -82,6 +87,12 @@ class OperationRecorder(CompositeResultMode):
         if a.dim() == 2:  # the groups' tokens follow one another
             m = m // groups
         self.work.append(Work("matmul", "", (groups, m, k, b.shape[-1]), 1, traffic, saved))
+
+    def _record_experts(self, inputs: Any, result: Tensor, traffic: int, saved: str) -> None:
+        first, second, ends = inputs
+        columns = result.shape[1] if result.dim() == 2 else second.shape[1]
+        shape = (len(ends), max(1, round(len(first) / len(ends))), first.shape[1], columns)
+        self.work.append(Work("matmul", EXPERTS, shape, 1, traffic, saved))
 
     def _record_attention(self, name: str, inputs: Any, traffic: int, saved: str) -> None:
         query, key, _, *options = inputs[1:] if "backward" in name else inputs

@@ -22,6 +22,8 @@ CALL_LAUNCHES = 50
 per saved tensor. Measured on a CPU, like the next constant."""
 SEEN_LAUNCHES = 2.3
 """Extra launches per operation where Python decides whether to save the result."""
+EXPERTS = "experts"
+"""Name of the matrix products of experts: `groups` are experts, m the tokens of each."""
 Parts = dict[str, float]
 """Seconds by part."""
 WorkKind = Literal["matmul", "attention", "kernel", "memory", "launch", "pairs"]
@@ -33,7 +35,7 @@ class Work:
 
     kind: WorkKind
     name: str
-    """Kernel name; empty for other kinds."""
+    """Kernel name; of products EXPERTS, the loss's kernel, or empty; empty for other kinds."""
     shape: tuple[int, ...]
     """matmul: (groups, m, k, n); attention: (head width, heads, length, kv heads); kernel: (size,
     width, length), as in the hardware file; pairs, the query-key pairs that a ring computes in

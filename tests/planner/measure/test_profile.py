@@ -51,6 +51,12 @@ def test_a_profile_answers_for_every_kernel(measured: Path) -> None:
         hardware.seconds("all-reduce", 1 << 20, 2)
 
 
+def test_a_profile_answers_for_a_plan_with_experts(measured: Path) -> None:
+    words = ["plan", "--model", "tiny-moe", "--seq-len", "64", "--batch-tokens", "256"]
+    result = CliRunner().invoke(main, [*words, "--hardware", str(measured), "--gpus", "1"])
+    assert result.exit_code == 0, result.output
+
+
 def test_a_profile_measures_what_is_missing_alone(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
