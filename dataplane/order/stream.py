@@ -216,6 +216,15 @@ class Stream:
         """Count the plan's rows before `row`, by source."""
         return self.assignment.counts(row - self.plan.first_row)
 
+    def tokens(self, row: int) -> list[int]:
+        """Count the plan's tokens before `row`, by source."""
+        totals = np.zeros(len(self.plan.sources), np.int64)
+        for span in self.spans:
+            if span.first_row < row:
+                drawn = self.counts(min(row, span.end_row)) - span.counts
+                totals += drawn * span.length
+        return [int(total) for total in totals]
+
     def approximate_counts(self, row: int) -> Int64:
         """Approximate `counts(row)` to within a row: fast, for pictures."""
         if isinstance(self.assignment, Eras):

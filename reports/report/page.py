@@ -19,8 +19,8 @@ from ...console.html.page import (
 )
 from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.order.plan import Plan
-from ...trainer.accounting.about import ATTESTED
 from ...trainer.accounting.measured import EVENT
+from ...trainer.folders.folder import ATTESTED
 from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
 from ..scores.recall_chart import recall_section

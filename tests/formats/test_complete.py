@@ -39,6 +39,7 @@ USES: dict[str, tuple[int, str]] = {
     "mixtures/lr_shapes": (1, "keys-of-yaml/mixture.txt"),
     "mixtures/planning": (1, "world/plan.json"),
     "mixtures/view": (2, "keys/plot.json, printed/plan*.json"),
+    "models": (1, "keys/models-list-published.json"),
     "models/accounting": (1, "keys/models-show.json"),
     "models/attestation": (4, "keys/attestation.json, keys/doctor-kernels.json"),
     "models/compilation": (5, "keys/programs.json, keys/kernels-compile.json"),

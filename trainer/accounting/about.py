@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..layout.simulate import StepTimeline
     from ..run.job import Job
 
-ATTESTED = "kernels"
-"""Kind of event that records the attestation of a start's kernels."""
 MAX_ROUNDS = 4
 """Maximum micro-batches per stage whose passes are stored."""
 

@@ -33,8 +33,8 @@ from ...models.attestation.record import Record, compute_key, describe_machine, 
 from ...models.attestation.trials import Verdict
 from ...models.kernels import choice
 from ...models.layers.attention.limits import find_unsupported
-from ..accounting.about import ATTESTED
 from ..cluster.agreement import broadcast_first, run_on_first
+from ..folders.folder import ATTESTED
 from ..layout.groups import Parallel
 from ..run.job import Job
 from ..run.process import remaining_order

@@ -20,7 +20,6 @@ from ...console import log as logs
 from ...console.errors import StorageError, UserError
 from ...dataplane.runlog import writer as lines
 from ..accounting import exceeded
-from ..accounting.about import ATTESTED
 from ..accounting.stages import stage_flops
 from ..checkpoints.store import RunState
 from ..cluster import ranks
@@ -28,7 +27,7 @@ from ..cluster.agreement import broadcast_first, read_agreed, run_on_first
 from ..cluster.lost_ranks import gather_ports
 from ..cluster.rendezvous import check_late_errors
 from ..engines.engine import Engine
-from ..folders.folder import RunFolder
+from ..folders.folder import ATTESTED, RunFolder
 from ..layout.groups import Parallel, create_groups
 from ..layout.stages import shared_modules
 from ..loop.hooks.heartbeat import Heartbeat

@@ -18,6 +18,7 @@ from ...mixtures.view.card import render_card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
 from .chat_template import find_template
+from .model_card import MODEL_CARD, render_model_card
 from .source import Checkpoint, WeightSource
 from .tokenizer_files import render_tokenizer_files
 from .trained_length import max_positions, set_trained_length
@@ -47,9 +48,17 @@ def export(
         for file_name, data in files.items():
             (Path(folder) / file_name).write_bytes(data)
         family = write_model(model, cast, out, format=format, tokenizer=folder if files else None)
-    page = render_data_card(source)
-    if page is not None:
-        storage.write(storage.join(out, DATA_CARD), page.encode())
+    stream = read_stream(source)
+    pages = {}
+    if isinstance(source, Checkpoint):
+        pages[MODEL_CARD] = render_model_card(
+            source, model, family=family, format=format, stream=stream
+        )
+    if isinstance(source, Checkpoint) and stream is not None:
+        steps = source.step - stream.plan.first_step
+        pages[DATA_CARD] = render_card(stream, steps=steps)
+    for name, page in pages.items():
+        storage.write(storage.join(out, name), page.encode())
     return {
         "from": source.where,
         "out": out,
@@ -61,13 +70,12 @@ def export(
         "chat_template": None
         if template is None or not files
         else {"source": template.source, "different": template.different},
-        "data": None if page is None else DATA_CARD,
+        "data": DATA_CARD if DATA_CARD in pages else None,
     }
 
 
-def render_data_card(source: WeightSource) -> str | None:
-    """Render the page about the data that trained the weights; None without a run's plan."""
+def read_stream(source: WeightSource) -> Stream | None:
+    """Return the stream that trained the weights; None without a run's plan."""
     if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
         return None
-    stream = Stream(Plan.load(source.run.plan))
-    return render_card(stream, steps=source.step - stream.plan.first_step)
+    return Stream(Plan.load(source.run.plan))

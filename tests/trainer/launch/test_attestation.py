@@ -13,7 +13,7 @@ from formats.samples import pin_keys
 from support.ranks.ranks import Ranks
 
 from headrace.dataplane.runlog.writer import LineWriter
-from headrace.trainer.accounting.about import ATTESTED
+from headrace.trainer.folders.folder import ATTESTED
 from headrace.trainer.launch.attestation import AttestationOutcome
 
 TASK = "attesting.attest"
