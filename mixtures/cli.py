@@ -10,6 +10,7 @@ import click
 
 from ..console import command, page
 from .exposure.cli import find
+from .proof.cli import prove, verify
 from .search.cli import search
 
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
@@ -270,6 +271,8 @@ def _span(text: str) -> range:
 
 
 main.add_command(find)
+main.add_command(prove)
+main.add_command(verify)
 main.add_command(search)
 
 

@@ -57,6 +57,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "view",
         "audit",
         "exposure",
+        "proof",
         "search",
         "cli",
     ),

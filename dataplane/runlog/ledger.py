@@ -25,6 +25,7 @@ FIELDS = ("step", "first_row", "rows", "hash")
 OPTIONAL = {"skipped", "why", "back_to"}
 """Further keys of a skipped step."""
 DIGEST_BYTES = 16
+COMMITMENT_BYTES = 32
 
 
 def roll(previous: str, digests: bytes) -> str:
@@ -73,6 +74,18 @@ def find_skipped(file: str | Path) -> Iterator[tuple[int, int]]:
     with StepLines(file, _is_whole) as lines:
         for line in lines.with_key("skipped"):
             yield line.get("back_to", line["step"]), line["step"] + 1
+
+
+def commit(file: str | Path, plan_hash: str, step: int) -> str:
+    """Hash a plan's hash and the ledger's lines up to a step.
+
+    Unlike the hash in a line, it is checked without the rows. Who publishes it can change neither
+    the plan nor a line afterwards.
+    """
+    state = hashlib.blake2b(bytes.fromhex(plan_hash), digest_size=COMMITMENT_BYTES)
+    with StepLines(file, _is_whole) as lines, lines.through(step) as data:
+        state.update(data)
+    return state.hexdigest()
 
 
 def find_gap(file: str | Path, end: LedgerEntry | None = None) -> str | None:

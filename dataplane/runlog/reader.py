@@ -60,15 +60,13 @@ class StepLines:
 
     def find(self, step: int) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         """Find the line before a step, and the first line at or after it."""
-        low, high = 0, self.end  # offsets of lines
-        while low < high:
-            middle = self._previous((low + high) // 2 + 1)
-            if self._line(middle)["step"] < step:
-                low = self._next(middle)
-            else:
-                high = middle
-        before = self._line(self._previous(low)) if low else None
-        return before, self._line(low) if low < self.end else None
+        offset = self._offset(step)
+        before = self._line(self._previous(offset)) if offset else None
+        return before, self._line(offset) if offset < self.end else None
+
+    def through(self, step: int) -> memoryview:
+        """Return the bytes of the lines up to a step, with the step's."""
+        return memoryview(self.data)[: self._offset(step + 1)]
 
     def with_key(self, key: str) -> Iterator[dict[str, Any]]:
         """Yield the lines that have a key; other lines are not decoded."""
@@ -78,6 +76,17 @@ class StepLines:
             offset = self._next(position)
             if key in line:
                 yield line
+
+    def _offset(self, step: int) -> int:
+        """Return the start of the first line at or after a step."""
+        low, high = 0, self.end  # offsets of lines
+        while low < high:
+            middle = self._previous((low + high) // 2 + 1)
+            if self._line(middle)["step"] < step:
+                low = self._next(middle)
+            else:
+                high = middle
+        return low
 
     def _previous(self, offset: int) -> int:
         """Return the start of the line that holds the byte before `offset`."""

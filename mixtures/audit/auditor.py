@@ -19,7 +19,6 @@ from ...dataplane.loader.rows import RowReader
 from ...dataplane.order.plan import Phase
 from ...dataplane.order.timeline import PlanStep
 from ...dataplane.runlog import ledger
-from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers import Tokenizer, brackets
 from ..planning.open_plan import OpenedPlan
@@ -72,7 +71,7 @@ class Auditor:
                 where=self.opened.ledger,
                 hint="restore the plan.json that the run was started with",
             )
-        previous = self._hash_before(number, before)
+        previous = self.hash_before(number)
         digests = bytes.fromhex("".join(row.tokens_hash for row in audited))
         if ledger.roll(previous, digests) != entry.hash:
             raise IntegrityError(
@@ -165,10 +164,12 @@ class Auditor:
             f"audit the run that it continues, {parent.run}, for earlier ones" if parent else None
         )
 
-    def _hash_before(self, step: int, before: LedgerEntry | None) -> str:
+    def hash_before(self, step: int) -> str:
         """Find the ledger's hash before a step."""
-        if before is not None:
-            return before.hash
+        if self.opened.ledger is not None:
+            before, _ = ledger.find_entries(self.opened.ledger, step)
+            if before is not None:
+                return before.hash
         if self.plan.parent is None:
             return self.plan.hash
         parent = storage.join(self.plan.parent.run, ledger.NAME)

@@ -69,7 +69,7 @@ class DocumentAnswer:
     view: ThroughView | None
     exposures: tuple[Exposure, ...]
 
-    def format_json(self) -> str:
+    def json_data(self) -> dict[str, Any]:
         data = {
             "run": self.run,
             "asked": self.key,
@@ -79,7 +79,10 @@ class DocumentAnswer:
             "tokens": self.tokens,
             "exposures": [exposure.json_data() for exposure in self.exposures],
         }
-        return json.dumps(data | ({} if self.view is None else {"view": self.view.json_data()}))
+        return data | ({} if self.view is None else {"view": self.view.json_data()})
+
+    def format_json(self) -> str:
+        return json.dumps(self.json_data())
 
     def format_text(self) -> str:
         lines = [

@@ -60,7 +60,7 @@ class Finder:
             self.matched_keys.update(match.key for match in matches)
             for start in range(0, len(matches), BLOCK_DOCUMENTS):
                 block = matches[start : start + BLOCK_DOCUMENTS]
-                yield from _document_answers(lineage, source.name, dataset, block)
+                yield from answer_documents(lineage, source.name, dataset, block)
 
     def _open(self, source: PlanSource) -> tuple[Dataset, list[Match]] | str:
         """Open a dataset and match its documents; returns why not if the dataset is gone."""
@@ -79,9 +79,10 @@ class Finder:
         return self._opened[key]
 
 
-def _document_answers(
+def answer_documents(
     lineage: Lineage, source: str, dataset: Dataset, matches: Sequence[Match]
 ) -> Iterator[DocumentAnswer]:
+    """Answer where documents of a dataset stood, in all rows of a lineage."""
     numbers = np.array([match.number for match in matches], np.int64)
     exposures: list[list[Exposure]] = [[] for _ in matches]
     for served in lineage.served:

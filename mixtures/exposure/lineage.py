@@ -34,6 +34,8 @@ class ServedRows:
     """One past the last row that belongs to the lineage: the plan's end, or the branch."""
     taken_rows: int | None
     """One past the last row that the run has taken; None without a ledger."""
+    ledger: str | None = None
+    """Path of the run's ledger; None if there is none."""
 
     @property
     def plan(self) -> Plan:
@@ -41,12 +43,13 @@ class ServedRows:
 
     @cached_property
     def undone_steps(self) -> Int64:
-        """[n, 2] Steps [first, end) that the weights do not hold: skipped, or rolled back."""
-        file = storage.join(self.run, ledger.NAME)
-        if self.taken_rows is None or not storage.exists(file):
+        """[n, 2] Steps [first, end) that the weights do not hold: skipped, or rolled back within
+        the lineage."""
+        if self.ledger is None or self.end_row == self.plan.first_row:
             return np.empty((0, 2), np.int64)
-        skipped = list(ledger.find_skipped(file))
-        return np.array(skipped, np.int64).reshape(-1, 2)
+        last_step = self.plan.step_at(self.end_row - 1).number
+        spans = [span for span in ledger.find_skipped(self.ledger) if span[1] <= last_step + 1]
+        return np.array(spans, np.int64).reshape(-1, 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,7 @@ def open_lineages(names: Sequence[str]) -> list[Lineage]:
 def _open_lineage(name: str, streams: dict[str, Stream]) -> Lineage:
     opened = open_plan(name)
     taken_rows = _taken_rows(opened.plan, opened.ledger) if opened.ledger else None
-    served = [ServedRows(name, opened.stream, opened.plan.end_row, taken_rows)]
+    served = [ServedRows(name, opened.stream, opened.plan.end_row, taken_rows, opened.ledger)]
     unknown = None
     try:
         served += _open_parents(served[0], streams)
@@ -123,9 +126,10 @@ def _open_parents(child: ServedRows, streams: dict[str, Stream]) -> Iterator[Ser
         has_begun = child.taken_rows is not None
         file = storage.join(parent.run, ledger.NAME)
         taken_rows = parent.row if has_begun else None
-        if not has_begun and storage.exists(file):
+        has_ledger = storage.exists(file)
+        if not has_begun and has_ledger:
             taken_rows = min(parent.row, _taken_rows(stream.plan, file))
-        child = ServedRows(parent.run, stream, parent.row, taken_rows)
+        child = ServedRows(parent.run, stream, parent.row, taken_rows, file if has_ledger else None)
         yield child
         parent = stream.plan.parent
 

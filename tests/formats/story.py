@@ -107,6 +107,10 @@ MAKING = [
     Step(
         "run", "trainer run run.yaml --mixture main.yaml --model model.yaml --out main --json", True
     ),
+    Step(
+        "prove-document",
+        "mixtures prove main --document id-3 --source web --out proof.json --json",
+    ),
     Step("recall", "trainer recall main --lengths 64 --examples 2 --json", True),
     Step("clean", "trainer clean main --keep-last 1 --json", True),
     Step("anneal", "trainer anneal main --mixtures anneal.yaml --out anneal --json", True),
@@ -129,6 +133,8 @@ READING = [
     Step("audit", "mixtures audit main --step 5 --text --json"),
     Step("audit-packed", "mixtures audit packed.yaml --rows 0:2 --json"),
     Step("find", "mixtures find main --documents id-3,nobody --json"),
+    Step("prove", "mixtures prove main --json"),
+    Step("verify-proof", "mixtures verify proof.json --json"),
     Step(
         "dry-run",
         "trainer run run.yaml --mixture main.yaml --model model.yaml --dry-run --json",

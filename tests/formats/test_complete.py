@@ -36,6 +36,7 @@ USES: dict[str, tuple[int, str]] = {
     "dataplane/tokenizers": (1, "world/corpora/dna/manifest.json"),
     "mixtures/audit": (2, "printed/audit*.json"),
     "mixtures/exposure": (3, "printed/find.json"),
+    "mixtures/proof": (2, "world/proof.json"),
     "mixtures/lr_shapes": (1, "keys-of-yaml/mixture.txt"),
     "mixtures/planning": (1, "world/plan.json"),
     "mixtures/view": (2, "keys/plot.json, printed/plan*.json"),

@@ -180,6 +180,10 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
             f"saved at step {store.parse_step(saved[-1])} of {job.plan.end_step} "
             f"(exit code {code}); to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
+    newest = ledger.read_last(job.folder.ledger)
+    if newest is not None:
+        commitment = ledger.commit(job.folder.ledger, job.plan.hash, newest.step)
+        command.say(f"commitment to the plan and the ledger, to publish: {commitment}")
     command.say(f"report: {path}")
 
 

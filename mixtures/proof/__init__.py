@@ -1,0 +1,1 @@
+"""Prove which rows of a run held a document, to somebody without its shards."""

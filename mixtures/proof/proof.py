@@ -1,0 +1,161 @@
+"""The file of a proof, and what makes it.
+
+A proof says in which rows of a run a document stood, and in no other. It carries what a third party
+needs beside the run's plan and ledger and the dataset's manifest and tables: the chunks with the
+document's entry in its shard, and the digests of all rows in the steps that held it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...console.errors import IntegrityError, PlanError
+from ...dataplane.datasets.dataset import Dataset, open_pinned
+from ...dataplane.order.plan import PlanSource
+from ...dataplane.runlog import ledger
+from ...dataplane.storage import storage
+from ...dataplane.storage.sealed import seal, unseal
+from ..audit.auditor import Auditor
+from ..exposure.answers import DocumentAnswer
+from ..exposure.find import answer_documents
+from ..exposure.lineage import Lineage, ServedRows
+from ..exposure.request import Match, parse_request
+from ..planning.open_plan import OpenedPlan, open_plan
+from .chunks import RecordedDataset, ShardChunks, decode_chunks, encode_chunks
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenStep:
+    """A step that held the document; fields are keys of the JSON."""
+
+    step: int
+    before: str
+    """Rolling hash before the step."""
+    digests: str
+    """Digests of its rows, in order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Where a document stood in a run."""
+
+    run: str
+    plan: str
+    """Hash of the plan."""
+    step: int
+    """Last step of the ledger that the proof covers."""
+    commitment: str
+    """Hash of the plan and of the ledger up to this step: what must be trusted."""
+    data: str
+    """URL of the source's dataset."""
+    answer: dict[str, Any]
+    """The answer of `mixtures find`, for the run's own rows."""
+    steps: tuple[ProvenStep, ...]
+    chunks: ShardChunks
+
+    def save(self, file: str) -> int:
+        """Write the proof; returns its bytes."""
+        data = {
+            "version": VERSION,
+            **vars(self),
+            "steps": [vars(step) for step in self.steps],
+            "chunks": encode_chunks(self.chunks),
+        }
+        content = seal(data)
+        storage.write(file, content)
+        return len(content)
+
+    @classmethod
+    def load(cls, file: str) -> Proof:
+        hint = "ask for the proof again"
+        data = unseal(file, storage.read(file), hint=hint, version=VERSION)
+        try:
+            del data["version"]
+            return cls(
+                **{
+                    **data,
+                    "steps": tuple(ProvenStep(**step) for step in data["steps"]),
+                    "chunks": decode_chunks(data["chunks"]),
+                }
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise IntegrityError(f"{file} is no whole proof: {error!r:.200}", hint=hint) from None
+
+
+def prove_document(run: str, document: str, source_name: str | None) -> Proof:
+    """Prove where a document stood: an id in the corpus, or `number:N`."""
+    opened = open_run(run)
+    assert opened.ledger is not None
+    newest = ledger.read_last(opened.ledger)
+    assert newest is not None
+    source, match = _find_document(opened, document, source_name)
+    dataset = RecordedDataset(source.url, generations=source.generations)
+    served = ServedRows(run, opened.stream, newest.end_row, newest.end_row, opened.ledger)
+    answer = answer_document(served, run, source.name, dataset, match)
+    auditor = Auditor(opened)
+    steps = sorted({exposure.step for exposure in answer.exposures})
+    return Proof(
+        run=run,
+        plan=opened.plan.hash,
+        step=newest.step,
+        commitment=ledger.commit(opened.ledger, opened.plan.hash, newest.step),
+        data=source.url,
+        answer=answer.json_data(),
+        steps=tuple(_prove_step(auditor, step) for step in steps),
+        chunks=dataset.chunks,
+    )
+
+
+def open_run(run: str) -> OpenedPlan:
+    """Open a run that has taken a step."""
+    opened = open_plan(run)
+    if opened.ledger is None or ledger.read_last(opened.ledger) is None:
+        raise PlanError(f"{run} has no ledger with steps: nothing can be proved of it")
+    return opened
+
+
+def answer_document(
+    served: ServedRows, run: str, source: str, dataset: Dataset, match: Match
+) -> DocumentAnswer:
+    """Answer where a document stood in the run's own rows."""
+    [answer] = answer_documents(Lineage(run, (served,), ()), source, dataset, [match])
+    return answer
+
+
+def _find_document(
+    opened: OpenedPlan, document: str, source_name: str | None
+) -> tuple[PlanSource, Match]:
+    """Find the only document of this id or number."""
+
+    request = parse_request((document,), ())
+    found = []
+    for source in opened.plan.sources:
+        if source_name not in (None, source.name):
+            continue
+        dataset = open_pinned(
+            source.url, hash=source.dataset, generations=source.generations, name=source.name
+        )
+        found += [(source, match) for match in request.match(dataset)]
+    if len(found) != 1:
+        places = ", ".join(f"{match.number} of {source.name}" for source, match in found)
+        raise PlanError(
+            f"the sources hold {len(found)} documents {document}: {places}"
+            if found
+            else f"no source of the plan has a document {document}",
+            hint="a proof is about one document: give --source, or number:N" if found else None,
+        )
+    return found[0]
+
+
+def _prove_step(auditor: Auditor, number: int) -> ProvenStep:
+    rows, proved = auditor.step(number)
+    if not proved:
+        raise IntegrityError(f"the ledger does not prove step {number:,}")
+    return ProvenStep(
+        step=number,
+        before=auditor.hash_before(number),
+        digests="".join(row.tokens_hash for row in rows),
+    )

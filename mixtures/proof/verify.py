@@ -1,0 +1,103 @@
+"""Check a proof with the run's plan and ledger and the dataset's manifest and tables, no shard.
+
+What is checked, in this order:
+
+- the ledger and the plan are those of the commitment, which the reader trusts or not;
+- the dataset's manifest is the plan's, its tables are the manifest's, and the proof's chunks are
+  the tables': so the document is at the tokens that the chunks say;
+- the order puts these tokens into the rows of the proof, and into no other row up to its step;
+- the digests of the rows in these steps lead from the ledger's hash before a step to that after it.
+"""
+
+from __future__ import annotations
+
+from ...console.errors import IntegrityError
+from ...dataplane.datasets.dataset import Dataset
+from ...dataplane.order.plan import Plan
+from ...dataplane.order.stream import Stream
+from ...dataplane.runlog import ledger
+from ...dataplane.storage import storage
+from ..exposure.lineage import ServedRows
+from ..exposure.request import Match
+from ..planning.branch_point import PLAN
+from .chunks import ProvenDataset
+from .proof import Proof, ProvenStep, answer_document
+
+
+def verify_proof(
+    proof: Proof, *, run: str | None = None, data: str | None = None, trusted: str | None = None
+) -> None:
+    """Check a proof; raise IntegrityError if it does not hold.
+
+    `run` is a folder with the plan and the ledger, `data` a URL with the manifest and the tables.
+    """
+    run = proof.run if run is None else run
+    plan, file = Plan.load(storage.join(run, PLAN)), storage.join(run, ledger.NAME)
+    _, newest = ledger.find_entries(file, proof.step)
+    if newest is None:
+        raise IntegrityError(f"the ledger has no step {proof.step:,}", where=file)
+    if plan.hash != proof.plan:
+        raise IntegrityError("the proof is of another plan", where=storage.join(run, PLAN))
+    if ledger.commit(file, plan.hash, proof.step) != proof.commitment:
+        raise IntegrityError("the proof is of another ledger", where=file)
+    if trusted not in (None, proof.commitment):
+        raise IntegrityError(
+            f"the proof holds for the commitment {proof.commitment}, not for {trusted}"
+        )
+    served = ServedRows(proof.run, Stream(plan), newest.end_row, newest.end_row, file)
+    _check_answer(proof, served, proof.data if data is None else data)
+    proven_steps = {step.step for step in proof.steps}
+    if proven_steps != {exposure["step"] for exposure in proof.answer["exposures"]}:
+        raise IntegrityError("the proof lacks the digests of a step")
+    for step in proof.steps:
+        _check_step(plan, file, step)
+
+
+def _check_answer(proof: Proof, served: ServedRows, url: str) -> None:
+    """Compute the answer again from the proof's chunks."""
+    answer = proof.answer
+    sources = {source.name: source for source in served.plan.sources}
+    source = sources.get(answer["source"])
+    if source is None:
+        raise IntegrityError(f"the plan has no source {answer['source']}")
+    dataset = ProvenDataset(url, proof.chunks, generations=source.generations)
+    if dataset.hash != source.dataset:
+        raise IntegrityError("the dataset is not the plan's", where=url)
+    _check_tables(dataset)
+    number = answer["document"]
+    match = Match(number, answer["asked"], dataset.origins(number, number + 1)[0])
+    computed = answer_document(served, proof.run, source.name, dataset, match).json_data()
+    for name, value in computed.items():
+        if value != answer.get(name):
+            raise IntegrityError(
+                f"the proof says another thing on the document's {name}: "
+                f"{answer.get(name)!r:.200}; by the plan and the tables: {value!r:.200}"
+            )
+
+
+def _check_tables(dataset: Dataset) -> None:
+    """Check that a file's name, which is its hash, is that of the chain in the manifest."""
+    for generation in dataset.generations:
+        if generation.table.split("/")[-1].split(".")[0] != generation.table_hash[:32]:
+            raise IntegrityError("a table of shards is not the manifest's", where=generation.table)
+
+
+def _check_step(plan: Plan, file: str, proven: ProvenStep) -> None:
+    """Check that the digests lead to the ledger's hash after the step."""
+    planned = plan.step(proven.step)
+    before, entry = ledger.find_entries(file, proven.step)
+    is_first = proven.step == plan.first_step
+    expected = before.hash if before is not None else plan.hash
+    if before is None and (not is_first or plan.parent is not None):
+        expected = proven.before  # the line before is in the ledger of the run that is continued
+    digests = bytes.fromhex(proven.digests)
+    if (
+        entry is None
+        or (entry.first_row, entry.rows) != (planned.first_row, planned.rows)
+        or len(digests) != planned.rows * ledger.DIGEST_BYTES
+        or proven.before != expected
+        or ledger.roll(proven.before, digests) != entry.hash
+    ):
+        raise IntegrityError(
+            f"the digests of step {proven.step:,} do not lead to its hash in the ledger", where=file
+        )

@@ -1,0 +1,185 @@
+"""Proofs as a third party checks them: with a plan, a ledger, a manifest and tables, no shard."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from support.data.small_data import plan_of, random_documents, write_dataset
+
+from headrace.console.errors import IntegrityError, PlanError
+from headrace.dataplane.loader.rows import RowReader
+from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream
+from headrace.mixtures.cli import main
+from headrace.mixtures.proof.proof import Proof, ProvenStep, prove_document
+from headrace.mixtures.proof.verify import verify_proof
+
+STEPS = 8
+
+
+@dataclass
+class Published:
+    """What a third party has."""
+
+    run: Path
+    data: Path
+    proof: Proof
+
+    def verify(self, proof: Proof | None = None, *, trusted: str | None = None) -> None:
+        run, data = str(self.run), str(self.data)
+        verify_proof(proof or self.proof, run=run, data=data, trusted=trusted)
+
+
+def write_trained(folder: Path, plan: Plan) -> None:
+    """Write the plan and the ledger of a run that took STEPS steps."""
+    folder.mkdir()
+    plan.save(folder / "plan.json")
+    reader, rolled, lines = RowReader(plan), plan.hash, []
+    for number in range(STEPS):
+        step = plan.step(number)
+        located = reader.stream.locate(np.arange(step.first_row, step.end_row))
+        digests = b"".join(reader.read(reader.find(located)).digests)
+        state = hashlib.blake2b(bytes.fromhex(rolled) + digests, digest_size=16)
+        rolled = state.hexdigest()
+        lines.append(
+            {"step": number, "first_row": step.first_row, "rows": step.rows, "hash": rolled}
+        )
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Published:
+    documents = random_documents(1, 120)
+    codes = [np.random.default_rng(7).integers(0, 2, len(document)) for document in documents]
+    web = tmp_path / "web"
+    write_dataset(str(web), documents, shard_documents=40, codes=codes, weight_table=(1.0, 0.0))
+    phase = {"tokens": 8_192, "seq_len": 32, "batch": 256, "weights": {"web": 1}}
+    plan = plan_of({"chunk": 128, "sources": {"web": {"data": str(web)}}, "phases": {"one": phase}})
+    run = tmp_path / "run"
+    write_trained(run, plan)
+    seen = next(
+        proof
+        for number in range(120)
+        if len((proof := prove_document(str(run), f"id-{number}", None)).steps) > 1
+    )
+    shutil.rmtree(web / "shards")
+    return Published(
+        shutil.move(run, tmp_path / "there"), shutil.move(web, tmp_path / "data"), seen
+    )
+
+
+def test_a_proof_holds_without_shards(published: Published, tmp_path: Path) -> None:
+    published.verify()
+    published.verify(trusted=published.proof.commitment)
+    published.proof.save(str(tmp_path / "p.json"))
+    assert Proof.load(str(tmp_path / "p.json")).answer == published.proof.answer
+    with pytest.raises(IntegrityError, match="holds for the commitment"):
+        published.verify(trusted="0" * 64)
+
+
+def moved_row(proof: Proof) -> Proof:
+    first, *exposures = proof.answer["exposures"]
+    return replace(proof, answer=proof.answer | {"exposures": [first | {"row": 0}, *exposures]})
+
+
+def with_step(proof: Proof, **changes: object) -> Proof:
+    first, *steps = proof.steps
+    return replace(proof, steps=(ProvenStep(**(vars(first) | changes)), *steps))  # type: ignore[arg-type]
+
+
+def flipped_chunk(proof: Proof) -> Proof:
+    [(shard, chunks)] = proof.chunks.items()
+    damaged = chunks[0].copy()
+    damaged[100] ^= 1
+    return replace(proof, chunks={shard: {**chunks, 0: damaged}})
+
+
+def without_exposures(proof: Proof) -> Proof:
+    return replace(proof, answer=proof.answer | {"exposures": []}, steps=())
+
+
+FALSE: dict[str, tuple[Callable[[Proof], Proof], str]] = {
+    "another row": (moved_row, "another thing on the document's exposures"),
+    "absence": (without_exposures, "another thing on the document's exposures"),
+    "another document": (
+        lambda proof: replace(proof, answer=proof.answer | {"id": "id-999"}),
+        "another thing on the document's id",
+    ),
+    "another digest": (
+        lambda proof: with_step(proof, digests="0" + proof.steps[0].digests[1:]),
+        "do not lead to its hash",
+    ),
+    "another hash before": (lambda proof: with_step(proof, before="0" * 32), "do not lead"),
+    "a step less": (lambda proof: replace(proof, steps=proof.steps[1:]), "lacks the digests"),
+    "another table of documents": (flipped_chunk, "do not match their hash"),
+    "no table of documents": (lambda proof: replace(proof, chunks={}), "lacks chunk"),
+    "another plan": (lambda proof: replace(proof, plan="0" * 32), "of another plan"),
+    "a later step": (lambda proof: replace(proof, step=STEPS), f"no step {STEPS}"),
+    "an earlier step": (lambda proof: replace(proof, step=2), "of another ledger"),
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_a_false_proof_fails(published: Published, name: str) -> None:
+    change, message = FALSE[name]
+    with pytest.raises(IntegrityError, match=message):
+        published.verify(change(published.proof))
+
+
+def test_changed_files_fail(published: Published) -> None:
+    ledger = published.run / "ledger.jsonl"
+    whole = ledger.read_text()
+    lines = whole.splitlines(keepends=True)
+    ledger.write_text("".join([lines[0].replace('"hash": "', '"hash": "f'), *lines[1:]]))
+    with pytest.raises(IntegrityError, match="of another ledger"):
+        published.verify()
+    ledger.write_text(whole + lines[-1].replace(f'"step": {STEPS - 1}', f'"step": {STEPS}'))
+    published.verify()  # the run went on
+    ledger.write_text(whole)
+    [table] = (published.data / "tables").iterdir()
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2] ^= 1
+    table.write_bytes(content)
+    with pytest.raises(IntegrityError):
+        published.verify()
+
+
+def test_absence_is_proved(tmp_path: Path) -> None:
+    """A small part of the dataset is served; most documents are in no row."""
+    web = tmp_path / "web"
+    write_dataset(str(web), random_documents(1, 400), shard_documents=400)
+    phase = {"tokens": 2_048, "seq_len": 32, "batch": 256, "weights": {"web": 1}}
+    plan = plan_of({"chunk": 128, "sources": {"web": {"data": str(web)}}, "phases": {"one": phase}})
+    write_trained(tmp_path / "run", plan)
+    out, runner = str(tmp_path / "p.json"), CliRunner()
+    for number in range(400):
+        words = ["prove", str(tmp_path / "run"), "--document", f"id-{number}", "--out", out]
+        result = runner.invoke(main, words)
+        assert not result.exit_code, result.output
+        if "0 rows through step 7" in result.output:
+            break
+    shown = runner.invoke(main, ["verify", out])
+    assert f"(id-{number}) of web" in shown.output and "in no row, through step 7" in shown.output
+    commitment = runner.invoke(main, ["prove", str(tmp_path / "run")]).output.split()[0]
+    trusted = runner.invoke(main, ["verify", out, "--trust", commitment, "--json"])
+    assert json.loads(trusted.stdout)["is_trusted"]
+    assert not json.loads(trusted.stdout)["answer"]["exposures"]
+
+
+def test_what_cannot_be_proved_is_named(published: Published) -> None:
+    run = str(published.run)
+    plan = Plan.load(published.run / "plan.json")
+    assert Stream(plan).locate(np.array([0])).length == 32
+    (published.run / "ledger.jsonl").write_text("")
+    with pytest.raises(PlanError, match="no ledger with steps"):
+        prove_document(run, "id-1", None)
+    invoked = CliRunner().invoke(main, ["prove", run, "--document", "id-1"])
+    assert invoked.exit_code == 2 and "--document and --out together" in invoked.output
