@@ -104,18 +104,16 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
+    from .measure.tables import check_outputs
     from .search.make import explain, make_plans, parse_settings
     from .show import compare_candidates, describe_plans, dump_explained
 
+    check_outputs(options["out"], options["html"])
     settings = parse_settings(options["explain"]) if options["explain"] else None
     simulate = _parse_simulation(options)
     plans = make_plans(_build_request(options))
     explained = explain(plans, settings) if settings else []
     outlooks = simulate(plans, explained)
-    if options["out"] is not None:
-        _write_plan(plans, options["out"])
-    if options["html"] is not None:
-        _write_page(plans, outlooks, options)
     if as_json:
         command.emit(
             {
@@ -138,6 +136,10 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         command.say("\n".join([title, *lines]))
     for outlook in outlooks:
         command.say("\n".join([f"{outlook.title}:", *outlook.lines()]))
+    if options["out"] is not None:
+        _write_plan(plans, options["out"])
+    if options["html"] is not None:
+        _write_page(plans, outlooks, options)
 
 
 @plan.command("show")
@@ -170,8 +172,10 @@ def show(
     """
     from ..console.config import plain
     from ..trainer.run.layout_plan import load_plan
+    from .measure.tables import check_outputs
     from .show import describe_plan
 
+    check_outputs(html)
     stored = load_plan(file)
     module = stored.planned.module
     if module is not None and model is not None:

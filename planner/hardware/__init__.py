@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -40,6 +41,8 @@ ROW_TYPES: dict[str, type[HardwareRow]] = {
     "attention": AttentionRate,
 }
 """Row type by kind of rate; any other kind names a kernel."""
+MEASURE = "measure it: trainer profile --out HARDWARE.yaml, on a machine of the cluster"
+MEASURE_LINKS = "measure it: torchrun … -m headrace.trainer.cli profile --links --out HARDWARE.yaml"
 DEFAULTS = {"groups": 1, "size": 0, "nodes": 1}
 """Values of the fields that a question may leave out."""
 
@@ -48,6 +51,16 @@ def shipped_hardware() -> dict[str, Path]:
     """List the files in `configs/hardware/`, by name."""
     folder = Path(str(resources.files("headrace.configs"))) / "hardware"
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+class MissingRateError(PlanError):
+    """The file has no rate of this kind with these labels."""
+
+    def __init__(self, where: str, kind: str, details: str) -> None:
+        super().__init__(
+            f"{where} has no rate of {kind}{f' ({details})' if details else ''}", hint=MEASURE
+        )
+        self.kind = kind
 
 
 class Hardware:
@@ -101,10 +114,7 @@ class Hardware:
             details = ", ".join(
                 f"{name} {value}" for name, value in labels.items() if name != "kernel"
             )
-            raise PlanError(
-                f"{self.where} has no rate of {kind}{f' ({details})' if details else ''}",
-                hint="measure it: trainer profile --out HARDWARE.yaml, on a machine of the cluster",
-            )
+            raise MissingRateError(self.where, kind, details)
         return table.interpolate(tuple(fields[name] for name in row_type.COORDINATES))
 
     def seconds(
@@ -129,6 +139,19 @@ class Hardware:
         priced_size = max(size, self._min_sizes[collective, link])
         bandwidth = table.interpolate((per_node, ranks // per_node, priced_size))
         return links.bus_factor(collective, ranks) * priced_size / bandwidth
+
+    def find_missing_links(self, gpus: int, collectives: Sequence[str]) -> list[str]:
+        """Name the links that groups of a run cross, and that neither rows nor published figures
+        price."""
+        per_node = self.file.devices_per_node
+        crossed = {"node": gpus > 1 and per_node > 1, "network": gpus > per_node}
+        return [
+            f"links.{link}"
+            for link, is_crossed in crossed.items()
+            if is_crossed
+            and link not in self.file.links
+            and any((CollectiveRate, name, link) not in self._tables for name in collectives)
+        ]
 
     def overlap(self, link: str) -> tuple[float, float]:
         """Return the slow-downs of computation and communication while both run."""
@@ -162,8 +185,7 @@ class Hardware:
     def _missing_link(self, name: str) -> PlanError:
         return PlanError(
             f"{self.where} has no {name}",
-            hint="measure it: torchrun … -m headrace.trainer.cli profile --links --out "
-            "HARDWARE.yaml",
+            hint=MEASURE_LINKS,
         )
 
     @cached_property

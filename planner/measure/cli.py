@@ -104,7 +104,7 @@ def blocks(
     from .blocks import BLOCKS, build_block, measure_block
     from .clock import Clock
 
-    tables.check_outputs(csv_file, plot)
+    tables.check_outputs(csv_file, drawing=plot)
     kind = _choose_device(device)
     on_gpu = kind == "cuda"
     widths = width or ((2048, 4096) if on_gpu else (128, 256))
@@ -179,7 +179,7 @@ def collectives(
         raise click.UsageError(f"--begin {begin} is above --end {end}")
     from . import local, tables
 
-    tables.check_outputs(csv_file, plot)
+    tables.check_outputs(csv_file, drawing=plot)
     kind = _choose_device(device)
     sizes = [begin]
     while sizes[-1] * factor <= end:
@@ -250,7 +250,7 @@ def profile(
     from . import local, tables
     from .profile import SIZES, measure_device, open_profile
 
-    tables.check_outputs(out, None)
+    tables.check_outputs(out)
     kind = _choose_device(device)
     num_ranks = local.count_processes(kind, processes)
     if links:

@@ -42,11 +42,16 @@ def write_csv(rows: Sequence[Row], file: str) -> None:
     storage.write(file, text.getvalue().encode())
 
 
-def check_outputs(file: str | None, drawing: str | None) -> None:
-    """Raise unless a file and a drawing can be written at these paths."""
-    for path in (file, drawing):
-        if path is not None and not Path(path).parent.is_dir():
+def check_outputs(*files: str | None, drawing: str | None = None) -> None:
+    """Raise unless files and a drawing can be written at these paths."""
+    for path in (*files, drawing):
+        if path is None:
+            continue
+        if not Path(path).parent.is_dir():
             raise MisuseError(f"the folder of {path} does not exist", hint="create it")
+        if Path(path).is_dir():
+            raise MisuseError(f"{path} is a folder", hint="name a file in it")
+        storage.check_writable(path, file=True)
     if drawing is not None and Path(drawing).suffix.lower() != ".svg":
         raise MisuseError(f"{drawing} is no picture", hint="end it in .svg")
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import MisuseError, PlanError
+from ...console.explain import hint as nearest_hint
 from ...console.progress import format_bytes
 from ...dataplane.order.timeline import PhaseRows
 from ...models.config.options.precision import PRECISIONS
+from ...trainer.engines import ENGINES
+from ...trainer.layout.schedules import SCHEDULES, refusal_reason
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
 from ..division.pricing import price_division
@@ -20,6 +23,7 @@ from ..modules.costs import ModuleCosts
 from ..modules.model import TracedModules
 from ..prices.layers import Costs
 from ..prices.machine import Machine
+from ..prices.missing import check_figures
 from .assemble import (
     PhasePlan,
     build_layout_plan,
@@ -34,6 +38,10 @@ from .search import search
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
+
+
+TABLES: Mapping[str, Mapping[str, Any]] = {"schedule": SCHEDULES, "engine": ENGINES}
+"""Known values of settings that are names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +116,10 @@ class Plans:
 def make_plans(request: PlanRequest) -> Plans:
     """Search the best plans. Raise PlanError if a phase has none."""
     machine = build_machine(request)
+    phase_costs = [request.costs(machine, phase) for phase in merge_equal_phases(request.phases)]
+    check_figures(phase_costs, request.gpus)
     phases = []
-    for phase in merge_equal_phases(request.phases):
-        costs = request.costs(machine, phase)
+    for costs in phase_costs:
         outcome = search(costs, request.gpus, request.budget, simulate=request.simulate)
         if not outcome.candidates:
             raise build_no_plan_error(request, costs, outcome)
@@ -287,12 +296,26 @@ def plans_to_simulate(
 def parse_settings(text: str) -> Mapping[str, Any]:
     """Return the settings in text such as `pp=1,tp=8`."""
     requested: dict[str, Any] = {}
+    known = list_settings()
     for word in text.split(","):
         name, equals, value = word.strip().partition("=")
-        if not equals or name not in list_settings():
-            raise MisuseError(
-                f"--explain {text}: `{word}` is not SETTING=VALUE",
-                hint=f"settings are {', '.join(list_settings())}",
-            )
-        requested[name] = int(value) if value.isdecimal() else value
+        if not equals:
+            problem = f"`{word}` is not SETTING=VALUE."
+        elif name not in known:
+            problem = f"there is no setting `{name}`{nearest_hint(name, known)}"
+        elif name in TABLES and value not in TABLES[name]:
+            problem = _describe_unknown(name, value)
+        else:
+            requested[name] = int(value) if value.isdecimal() else value
+            continue
+        raise MisuseError(f"--explain {text}: {problem}", hint=f"settings are {', '.join(known)}")
     return requested
+
+
+def _describe_unknown(name: str, value: str) -> str:
+    """Return why a table of names lacks a value."""
+    if name == "schedule" and (reason := refusal_reason(value)) is not None:
+        return f"{reason}."
+    table = TABLES[name]
+    suggestion = nearest_hint(value, table)
+    return f"there is no {name} `{value}`{suggestion} Known: {', '.join(table)}."

@@ -16,7 +16,7 @@ from support.configs import CONFIGS
 from support.data.small_data import random_documents, write_dataset
 from support.planner.hardware import cpu_hardware
 
-from headrace.console.errors import ConfigError, LayoutError, MisuseError
+from headrace.console.errors import ConfigError, LayoutError, MisuseError, StorageError
 from headrace.console.progress import format_bytes
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
@@ -35,6 +35,7 @@ from headrace.trainer.run.layout_plan import load_plan
 TINY = str(CONFIGS / "tiny.yaml")
 RULES = ["none", "block", {"save": ["matmul"]}, "operator", "none"]
 DENSE = ("--seq-len", "4096", "--batch-tokens", "1Mi", "--hardware", "h100")
+ASKED = ("--model", TINY, *DENSE, "--gpus", "2")
 SHORT = ("--seq-len", "1024", "--batch-tokens", "4Ki", "--hardware", "h100", "--roofline")
 
 
@@ -152,8 +153,7 @@ def test_a_missing_link_is_named_with_the_command(machine: str, tmp_path: Path) 
     file = tmp_path / "cpu.yaml"
     file.write_text(yaml.safe_dump(figures))
     text = small(str(file), code=1).stderr
-    assert "has no collectives" in text
-    assert "links.node" in text
+    assert "has no links.node for 2 devices" in text
     assert "profile --links" in text
     batch = ("--seq-len", "16", "--batch-tokens", "64", "--gpus", "1")
     plan("--model", TINY, *batch, "--hardware", str(file))
@@ -329,11 +329,21 @@ def test_no_plan_is_proven_where_the_state_alone_fits() -> None:
     assert "not proven" not in text
 
 
-def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:
+def test_all_missing_figures_are_named_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("--model", "mamba2-130m", *DENSE, "--gpus", "2")
-    text = plan(*words, code=1).stderr
-    assert "has no rate of short_convolution" in text or "has no rate of ssd" in text
-    assert "trainer profile" in text
+    file = Hardware.load("h100").file
+    linkless = tmp_path / "linkless.yaml"
+    Hardware(replace(file, links={}, overlap={}), "linkless").save(linkless)
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.planner.search.make.search", None)
+        text = plan(*words, code=1).stderr
+        assert "has no rate of short_convolution and ssd (precision bf16)" in text
+        assert "trainer profile --out" in text and "--roofline" in text and "links" not in text
+        text = plan(*words, "--hardware", str(linkless), code=1).stderr
+        assert "and ssd (precision bf16), and no links.node for 2 devices" in text
+        assert "profile --links" in text
     assert "ssd: no measured rate" in plan(*words, "--roofline").stderr
 
 
@@ -343,8 +353,30 @@ def test_a_kernel_without_a_rate_is_an_error_that_names_the_command() -> None:
         ((), "missing --model or --module, --hardware, --gpus"),
         (("--model", TINY, "--hardware", "h100", "--gpus", "2"), "give --mixture, or --seq-len"),
         (("--model", TINY, *DENSE[:1], "3", *DENSE[2:], "--gpus", "2"), "is not a multiple of"),
-        (("--model", TINY, *DENSE, "--gpus", "2", "--explain", "zz=1"), "`zz=1` is not SETTING"),
+        ((*ASKED, "--explain", "zz"), "`zz` is not SETTING=VALUE"),
+        ((*ASKED, "--explain", "zz=1"), "there is no setting `zz`"),
+        ((*ASKED, "--explain", "schedule=zb-h1"), "`zb-h1` is a zero-bubble schedule"),
+        ((*ASKED, "--explain", "engine=fsdp3"), "no engine `fsdp3`; did you mean `fsdp2`?"),
+        ((*ASKED, "--out", "/nowhere/plan.yaml"), "the folder of /nowhere/plan.yaml does not"),
+        ((*ASKED, "--html", "/nowhere/page.html"), "the folder of /nowhere/page.html does not"),
+        ((*ASKED, "--out", "/tmp"), "/tmp is a folder"),
     ],
 )
-def test_wrong_words_are_misuse(words: tuple[str, ...], message: str) -> None:
+def test_wrong_words_are_misuse(
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are found before the search."""
+    monkeypatch.setattr("headrace.planner.search.make.make_plans", None)
     assert message in plan(*words, code=2).stderr
+
+
+def test_a_plan_is_printed_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("headrace.planner.cli._write_plan", fail)
+    words = ("--model", "tiny-transformer", *SHORT, "--gpus", "1")
+    result = plan(*words, "--out", str(tmp_path / "plan.yaml"), code=1)
+    assert "tokens/s on each device" in result.stderr and "the disk is full" in result.stderr
