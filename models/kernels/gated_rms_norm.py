@@ -134,6 +134,8 @@ def _split_runs(width: int, groups: int, axis: str) -> tuple[int, int, bool]:
     """Return num_runs, group_width, groups_are_cut: this rank's channels form runs of equal length,
     each within one group; ranks may share groups."""
     ranks = find_axis(axis)
+    if ranks.size == 1:
+        return groups, width // groups, False
     total_width = width * ranks.size
     num_runs = len(split_group_runs(groups, total_width, ranks))
     return num_runs, total_width // groups, groups % ranks.size != 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ MAX_TOKEN_STRIDE = 1 << 20
 
 def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
     """Return the dtype to which torch promotes a and b."""
-    return torch.promote_types(a.dtype, b.dtype)
+    return a.dtype if a.dtype == b.dtype else torch.promote_types(a.dtype, b.dtype)
 
 
 def to_channels_last(x: Tensor) -> Tensor:
@@ -38,6 +40,7 @@ def share_tiles(num_tiles: int, max_programs: int) -> tuple[int, int]:
     return -(-num_tiles // tiles_per_program), tiles_per_program
 
 
+@cache
 def row_tile_sizes(width: int) -> tuple[int, int, int]:
     """Return block, rows_per_program, num_warps for programs that hold whole rows [width]: block is
     the power of two that holds a row, and a thread gets 16 numbers if possible."""

@@ -37,6 +37,7 @@ from torch.nn import functional as F
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
+from .constants import constant
 from .launch import Programs
 from .layout import split_tiles, to_channels_last
 from .op import op
@@ -173,13 +174,13 @@ def _backward(
         *strides, **constants,
     )  # fmt: skip
     # The gradient of a tap is the sum over all pairs at its distance; w has the columns.
-    pair_grads = pair_sums.sum((0, 1)).flip(1)
-    tap_grads = torch.stack([pair_grads.diagonal(-lag, 1, 2).sum(-1) for lag in range(BLOCK)], 1)
-    decay_sums, lag_sums = (_channels_first(sums, modes) for sums in state_sums.sum((0, 1)))
-    block_grads = _block_decays(rates) * tap_grads.unsqueeze(1)
-    lags = torch.arange(BLOCK, device=x.device)
-    grad_residues = decay_sums * torch.exp(-rates.float()) + block_grads.sum(2)
-    grad_rates = -lag_sums - residues.float() * (block_grads * lags).sum(2)
+    tap_grads = _sum_by_distance(pair_sums.sum((0, 1)))
+    decay_sums, lag_sums = _channels_first(state_sums.sum((0, 1)), modes).unbind()
+    block_decays = _block_decays(rates)
+    block_grads = block_decays * tap_grads.unsqueeze(1)
+    grad_residues = decay_sums * block_decays[..., 1] + block_grads.sum(2)
+    lag_grads = (block_grads * constant(_lags, BLOCK, 1, x.device)).sum(2)
+    grad_rates = -lag_sums - residues.float() * lag_grads
     return (
         grad_x,
         grad_rates,
@@ -203,6 +204,14 @@ def _(
     )
 
 
+def _sum_by_distance(pair_sums: Tensor) -> Tensor:
+    """Sum [width, BLOCK, BLOCK] over all pairs with tokens at the same distance, [width, BLOCK]:
+    over anti-diagonals, because a pair's rows count from the block's end."""
+    # Each row is moved one number further than the row above: anti-diagonals become columns.
+    shifted = F.pad(pair_sums, (0, BLOCK)).flatten(1)[:, :-BLOCK].unflatten(1, (BLOCK, -1))
+    return shifted.sum(1)[:, :BLOCK].flip(1)
+
+
 def _scan_states(
     states: Tensor,
     initial: Tensor | None,
@@ -218,9 +227,8 @@ def _scan_states(
     length, _, tiles_per_chunk, _ = sizes
     rows, chunks, modes, width = states.shape
     state_numbers, chunk_tokens = modes * width, tiles_per_chunk * BLOCK * BLOCKS
-    chunk_decays = torch.stack(
-        [-rates * chunk_tokens, -rates * (length - (chunks - 1) * chunk_tokens)]
-    ).exp()
+    tokens = (chunk_tokens, length - (chunks - 1) * chunk_tokens)
+    chunk_decays = torch.exp(rates * constant(_negative_lengths, *tokens, rates.device))
 
     def scan(initial: Tensor | None, *, write: bool) -> Tensor:
         final = states.new_empty(rows, modes, width)
@@ -291,14 +299,25 @@ def _unbroken_chunks(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]
     if positions is None:
         return x.new_ones(len(x), chunks, dtype=torch.float32)
     chunk_tokens = tiles_per_chunk * BLOCK * BLOCKS
-    padded = F.pad(positions, (0, chunks * chunk_tokens - length), value=1)
-    unbroken: Tensor = (padded != 0).unflatten(1, (chunks, chunk_tokens)).all(-1)
+    if num_missing := chunks * chunk_tokens - length:
+        positions = F.pad(positions, (0, num_missing), value=1)
+    unbroken: Tensor = (positions != 0).unflatten(1, (chunks, chunk_tokens)).all(-1)
     return unbroken.float()
 
 
 def _block_decays(rates: Tensor) -> Tensor:
     """Return λ^t, fp32 [width, N, BLOCK]."""
-    return torch.exp(-rates.float().unsqueeze(-1) * torch.arange(BLOCK, device=rates.device))
+    return torch.exp(rates.float().unsqueeze(-1) * constant(_lags, BLOCK, -1, rates.device))
+
+
+def _lags(block: int, sign: int, device: torch.device) -> Tensor:
+    return sign * torch.arange(block, device=device, dtype=torch.float32)
+
+
+def _negative_lengths(chunk: int, last_chunk: int, device: torch.device) -> Tensor:
+    """Return −chunk and −last_chunk, fp32 [2, 1, 1]."""
+    lengths = torch.tensor([-chunk, -last_chunk], dtype=torch.float32)
+    return lengths.to(device).view(2, 1, 1)
 
 
 def _padded_modes(modes: int) -> int:
@@ -308,7 +327,10 @@ def _padded_modes(modes: int) -> int:
 
 def _modes_first(x: Tensor, padded_modes: int) -> Tensor:
     """Map […, width, N] to fp32 […, held, width], padded with zeros."""
-    return F.pad(x.float(), (0, padded_modes - x.shape[-1])).transpose(-1, -2).contiguous()
+    x = x.float()
+    if num_missing := padded_modes - x.shape[-1]:
+        x = F.pad(x, (0, num_missing))
+    return x.transpose(-1, -2).contiguous()
 
 
 def _channels_first(x: Tensor, modes: int) -> Tensor:

@@ -21,7 +21,7 @@ from .choice import KernelFailed, find_device_problem
 
 TRITON_MESSAGES = ("Triton Error", "PassManager::run failed")
 """Beginnings of the RuntimeErrors that Triton raises for the driver and for its compiler."""
-PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 """Types of tensors that only hold values: subclasses may be fake, sharded or traced."""
 
 
@@ -55,12 +55,18 @@ class Op:
         """The function with its gradients; None if it has none."""
 
     def __call__(self, *arguments: Any) -> Any:
-        if is_compiling() or _is_watched(arguments):
+        if is_compiling() or is_watched():
+            return self.custom_op(*arguments)
+        differentiable = False
+        for argument in arguments:
+            if type(argument) in PLAIN_TYPES:
+                differentiable = differentiable or argument.requires_grad
+            elif isinstance(argument, Tensor):  # fake, sharded or traced
+                return self.custom_op(*arguments)
+        if arguments[0].is_meta:
             return self.custom_op(*arguments)
         call = self._run
-        if torch.is_grad_enabled() and any(
-            isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
-        ):
+        if differentiable and torch.is_grad_enabled():
             if self.autograd_function is None:
                 return self.custom_op(*arguments)  # raises: torch says that it has no gradient
             call = self.autograd_function.apply
@@ -105,14 +111,9 @@ class Op:
             raise KernelFailed(kernel, f"{self.name}: {error}") from error
 
 
-def _is_watched(arguments: tuple[Any, ...]) -> bool:
-    """Return True if a dispatch mode or functorch sees operations, or a tensor is not plain."""
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or arguments[0].is_meta
-        or any(isinstance(x, Tensor) and type(x) not in PLAIN_TYPES for x in arguments)
-    )
+def is_watched() -> bool:
+    """Return True if a dispatch mode or functorch sees operations."""
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
 
 
 def _error_types() -> tuple[type[Exception], ...]:

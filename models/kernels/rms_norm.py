@@ -41,10 +41,10 @@ def unsupported_reason(width: int) -> str | None:
 def rms_norm(x: Tensor, weight: Tensor, eps: float, eps_outside: bool) -> Tensor:
     """Return weight · x / √(mean(x²) + eps), or with eps outside the root. x [..., width], weight
     [width]."""
-    rows = _flatten_rows(x)
-    out = torch.empty_like(rows, dtype=layout.promote_dtypes(x, weight))
-    _forward(rows, None, weight, out, rows, eps, eps_outside)
-    return out.view(x.shape)
+    x = x.contiguous()
+    out = torch.empty_like(x, dtype=layout.promote_dtypes(x, weight))
+    _forward(x, None, weight, out, x, eps, eps_outside)
+    return out
 
 
 @rms_norm.register_fake
@@ -57,11 +57,11 @@ def add_rms_norm(
     residual: Tensor, x: Tensor, weight: Tensor, eps: float, eps_outside: bool
 ) -> tuple[Tensor, Tensor]:
     """Return residual + x and its `rms_norm`, both [..., width]."""
-    rows = _flatten_rows(x)
-    total = torch.empty_like(rows, dtype=layout.promote_dtypes(residual, x))
-    out = torch.empty_like(rows, dtype=layout.promote_dtypes(total, weight))
-    _forward(rows, residual.contiguous(), weight, out, total, eps, eps_outside)
-    return total.view(x.shape), out.view(x.shape)
+    x = x.contiguous()
+    total = torch.empty_like(x, dtype=layout.promote_dtypes(residual, x))
+    out = torch.empty_like(x, dtype=layout.promote_dtypes(total, weight))
+    _forward(x, residual.contiguous(), weight, out, total, eps, eps_outside)
+    return total, out
 
 
 @add_rms_norm.register_fake
@@ -76,15 +76,12 @@ def rms_norm_fp8(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return residual + x (empty without a residual), its `rms_norm`, and that norm in FP8: values
     [..., width] and scales [..., 1]."""
-    rows, total, out, stored = (
-        _flatten_rows(x),
-        *_empty_outputs(residual, x, weight),
-        fp8.empty_quantized(x),
-    )
+    x = x.contiguous()
+    (total, out), stored = _empty_outputs(residual, x, weight), fp8.empty_quantized(x)
     if residual is None:
-        _forward(rows, None, weight, out, rows, eps, eps_outside, stored)
+        _forward(x, None, weight, out, x, eps, eps_outside, stored)
     else:
-        _forward(rows, residual.contiguous(), weight, out, total, eps, eps_outside, stored)
+        _forward(x, residual.contiguous(), weight, out, total, eps, eps_outside, stored)
     return total, out, *stored
 
 
@@ -114,20 +111,19 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients for x, with `grad_total` added, and for the weight. dy is the norm's
     gradient."""
-    rows = _flatten_rows(x)
-    dy_rows = dy.contiguous()
-    grad_x = torch.empty_like(rows)
-    block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])
-    num_tiles = -(-len(rows) // rows_per_program)
+    x, dy, width = x.contiguous(), dy.contiguous(), x.shape[-1]
+    num_rows = x.numel() // width
+    grad_x = torch.empty_like(x)
+    block, rows_per_program, warps = layout.row_tile_sizes(width)
+    num_tiles = -(-num_rows // rows_per_program)
     num_programs, tiles_per_program = layout.share_tiles(num_tiles, MAX_GRAD_PROGRAMS)
-    weight_grads = torch.empty(num_programs, rows.shape[1], dtype=torch.float32, device=x.device)
+    weight_grads = torch.empty(num_programs, width, dtype=torch.float32, device=x.device)
     _programs().rms_norm_backward[(num_programs,)](
-        dy_rows, dy_rows if grad_total is None else grad_total.contiguous(), rows,
-        weight.contiguous(), grad_x, weight_grads, len(rows), tiles_per_program, rows.shape[1], eps,
-        ADD=grad_total is not None, EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block,
-        num_warps=warps,
+        dy, dy if grad_total is None else grad_total.contiguous(), x, weight.contiguous(), grad_x,
+        weight_grads, num_rows, tiles_per_program, width, eps, ADD=grad_total is not None,
+        EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
     )  # fmt: skip
-    return grad_x.view(x.shape), weight_grads.sum(0).to(weight.dtype)
+    return grad_x, weight_grads.sum(0).to(weight.dtype)
 
 
 @_backward.register_fake
@@ -137,12 +133,8 @@ def _(
     return x.new_empty(x.shape), torch.empty_like(weight)
 
 
-def _flatten_rows(x: Tensor) -> Tensor:
-    return x.contiguous().view(-1, x.shape[-1])
-
-
 def _forward(
-    rows: Tensor,
+    x: Tensor,
     residual: Tensor | None,
     weight: Tensor,
     out: Tensor,
@@ -151,11 +143,13 @@ def _forward(
     eps_outside: bool,
     stored: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Write the norm of `rows` (+ residual, into `total`) to `out`, and in FP8 to `stored`."""
-    block, rows_per_program, warps = layout.row_tile_sizes(rows.shape[1])
-    _programs().rms_norm_forward[(-(-len(rows) // rows_per_program),)](
-        rows, rows if residual is None else residual, weight.contiguous(), out, total,
-        *(stored or (out, out)), *rows.shape, eps, ADD=residual is not None,
+    """Write the norm of x (+ residual, into `total`) to `out`, and in FP8 to `stored`."""
+    width = x.shape[-1]
+    num_rows = x.numel() // width
+    block, rows_per_program, warps = layout.row_tile_sizes(width)
+    _programs().rms_norm_forward[(-(-num_rows // rows_per_program),)](
+        x, x if residual is None else residual, weight.contiguous(), out, total,
+        *(stored or (out, out)), num_rows, width, eps, ADD=residual is not None,
         EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=rows_per_program, BLOCK=block,
         num_warps=warps,
     )  # fmt: skip

@@ -46,10 +46,10 @@ class ResidualBranch(Recomputable):
 
     def forward(
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the sum u + added [b, local_length, width], the branch's output for it, with the
-        same shape, and this rank's share of the auxiliary losses [b]. The norm computes the sum,
-        because its kernel adds the sum's gradient to its own."""
+        same shape, and this rank's share of the auxiliary losses [b], None without any. The norm
+        computes the sum, because its kernel adds the sum's gradient to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.call_context(state, axes)
         if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
@@ -63,6 +63,8 @@ class ResidualBranch(Recomputable):
         else:
             normed = self.norm(u)
         y = scatter(self.operator(gather(normed, axis), call), axis)
+        if not call.losses:
+            return u, y, None
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size
 
@@ -89,9 +91,9 @@ class Block(Recomputable):
         batch: BatchContext,
         states: Sequence[State] | None = None,
         shared: SharedOperator | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the residual stream after the layer, like u [b, local_length, width], and the
-        summed auxiliary losses [b]. local_length is length / tp."""
+        summed auxiliary losses [b], None without any. local_length is length / tp."""
         state = iter(states) if states is not None else repeat(None)
         if self.call is None:
             u, y, losses = self.mixer(u, batch, next(state))
@@ -104,7 +106,7 @@ class Block(Recomputable):
                 y = y + mlp_output
             else:
                 u, y, mlp_losses = self.mlp(u, batch, next(state), y)
-            losses = losses + mlp_losses
+            losses = add_losses(losses, mlp_losses)
         return u + y, losses
 
     def branches(self) -> list[ResidualBranch]:
@@ -127,3 +129,10 @@ class Block(Recomputable):
             self.call.init_weights(init)
         for branch in self.branches():
             branch.init_weights(init)
+
+
+def add_losses(losses: Tensor | None, more: Tensor | None) -> Tensor | None:
+    """Add auxiliary losses [b]; None stands for none, and costs no launch."""
+    if losses is None or more is None:
+        return losses if more is None else more
+    return losses + more

@@ -146,7 +146,8 @@ class Model(nn.Module):
             # Recomputation appends to these lists too, later.
             layer_batch = replace(batch, received=[], routed=[] if counts_routed else None)
             u, loss = block(u, layer_batch, block_states, self.shared_block(block.layer))
-            losses = losses + loss
+            if loss is not None:
+                losses = losses + loss
             self.received += layer_batch.received
             if balance is not None:
                 balance.add(layer_index, layer_batch.routed or ())

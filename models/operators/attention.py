@@ -57,8 +57,10 @@ class Attention(Operator):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.options.rope is not None:
-            rotated_channels = self.options.rope.channels or self.head_dim
-            cos, sin = rotation(self.options.rope, batch.positions, rotated_channels)
+            rope, num_channels = self.options.rope, self.options.rope.channels or self.head_dim
+            cos, sin = batch.derive(
+                (rope, num_channels), lambda positions: rotation(rope, positions, num_channels)
+            )
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
         out: Tensor = self.out(self.attend_across_ranks(q, k, v, batch).flatten(2))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from ..config.options.base import FusedOptions, OperatorOptions
 from ..documents import Documents
 from ..kernels.choice import requests_kernel
 from ..kernels.fp8 import Quantized
+from ..kernels.op import is_watched
 from ..layers.attention.limits import AttentionCall
 from ..layers.initializers import Initializers
 from ..layers.recompute import Recomputable
 from ..parallel.axes import ALONE, Axes
 from ..parallel.local_shard import ShardingSpec
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -59,10 +64,27 @@ class BatchContext:
     experts, including recomputed calls; 0 without expert parallelism."""
     routed: list[Tensor] | None = None
     """Text tokens by expert, [experts]: operators append them if it is a list."""
+    derived: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What layers derive from positions (`derive`)."""
+
+    def derive(self, key: Hashable, compute: Callable[[Tensor], T]) -> T:
+        """Return compute(positions), computed once per key for all layers. Where operations are
+        traced or compiled, it is computed anew: a graph must not depend on earlier calls."""
+        if is_compiling() or is_watched():
+            return compute(self.positions)
+        if key not in self.derived:
+            self.derived[key] = compute(self.positions)
+        result: T = self.derived[key]
+        return result
 
     def call_context(self, state: State | None, axes: Axes | None = None) -> BatchContext:
         """Return the context for an operator call, with an empty list of losses."""
-        return replace(self, state=state, losses=[], axes=axes or self.axes)
+        changes = {"state": state, "losses": [], "axes": axes or self.axes}
+        if is_compiling():
+            return replace(self, **changes)
+        call = object.__new__(BatchContext)  # a step has hundreds of calls, and `replace` is slow
+        call.__dict__.update(self.__dict__, **changes)
+        return call
 
     def whole_row_context(self, length: int) -> BatchContext:
         """Return the context for full rows, which operators gather over the context axis. A rank
@@ -77,7 +99,7 @@ class BatchContext:
             assert self.documents.full_rows is not None, "a part's documents know those of its rows"
             documents, positions = self.documents.full_rows, self.documents.full_rows.positions
         axes = replace(self.axes, context=ALONE)
-        return replace(self, positions=positions, documents=documents, axes=axes)
+        return replace(self, positions=positions, documents=documents, axes=axes, derived={})
 
 
 class Operator(nn.Module, ABC):

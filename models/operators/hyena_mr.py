@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..config.options.hyena_mr import HyenaMROptions
 from ..config.precision import widen
+from ..kernels.constants import constant
 from ..layers.convolution import convolution_chunks, convolution_flops, untraced
 from ..layers.initializers import Initializers
 from ..parallel.axes import ALONE, Axes, Axis
@@ -83,11 +84,19 @@ def apply_decay(taps: Tensor, options: HyenaMROptions, axis: Axis = ALONE) -> Te
     taps = widen(taps)
     if options.decay == "none":
         return taps
+    decays = constant(compute_decays, options, taps.shape[1], taps.device, taps.dtype)
+    if len(taps) < options.groups:
+        decays = decays[axis.part(options.groups)]
+    return taps * decays
+
+
+def compute_decays(
+    options: HyenaMROptions, num_taps: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Return exp(−a·t/(S−1)) [groups, num_taps]."""
     first_power, last_power = DECAYS[options.decay]
     num_rates = options.groups // options.decay_repeats
-    rates = torch.logspace(first_power, last_power, num_rates, device=taps.device, dtype=taps.dtype)
+    rates = torch.logspace(first_power, last_power, num_rates, device=device, dtype=dtype)
     rates = rates.repeat(options.decay_repeats)
-    if len(taps) < options.groups:
-        rates = rates[axis.part(options.groups)]
-    time = torch.arange(taps.shape[1], device=taps.device, dtype=taps.dtype)
-    return taps * torch.exp(-rates.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))
+    time = torch.arange(num_taps, device=device, dtype=dtype)
+    return torch.exp(-rates.unsqueeze(-1) * time / max(options.filter_horizon - 1, 1))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from headrace.models.config.options.recompute import Recompute
 from headrace.models.documents import Documents
 from headrace.models.model.loss import cross_entropy
 from headrace.models.model.model import Model
+from headrace.models.operators import attention, base
 from headrace.models.parallel.axes import Axes, Axis
 from headrace.models.parallel.sharding import slice_local_shard
 
@@ -264,3 +267,19 @@ def test_chunks_one_after_the_other_are_the_whole_model(everything: Model, cuts:
     twice = {name for name in names if sum(name in each for each in held) > 1}
     assert {name.split(".")[0] for name in twice} <= {"embedding", "shared"}
     assert "embedding.weight" in held[0] & held[-1], "tied"
+
+
+def test_layers_share_what_follows_from_positions_and_launch_no_losses(
+    tiny_of: Callable[..., Model],
+) -> None:
+    model = tiny_of("[gqa] * 3")
+    tokens = tokens_of(1, 8)
+    with mock.patch.object(attention, "rotation", wraps=attention.rotation) as rotation:
+        together = model(tokens)
+        assert rotation.call_count == 1 < len(model.blocks)
+        with mock.patch.object(base, "is_watched", lambda: True):  # each layer by itself
+            assert torch.equal(model(tokens), together)
+        assert rotation.call_count == 1 + len(model.blocks)
+    batch = model.batch_context(tokens, None, None, None)
+    [block, *_] = model.typed_blocks()
+    assert block(model.embed(tokens, batch).double(), batch)[1] is None
