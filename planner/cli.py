@@ -152,13 +152,16 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
-    default="cuda",
-    show_default=True,
-    help="Kind of device that is drawn.",
+    help="Kind of device that is drawn [the plan's].",
 )
 @command.json_option
 def show(
-    file: str, html: str | None, model: str | None, run_file: str | None, device: str, as_json: bool
+    file: str,
+    html: str | None,
+    model: str | None,
+    run_file: str | None,
+    device: str | None,
+    as_json: bool,
 ) -> None:
     """Print a plan's file: layout, layers, time and memory by part.
 
@@ -183,7 +186,7 @@ def show(
     if module is None and (html is None) != (model is None):
         raise click.UsageError("--html and --model need each other")
     if html is not None:
-        _write_memory_page(stored, html, model, run_file, device)
+        _write_memory_page(stored, html, model, run_file, device or stored.planned.device or "cuda")
     if as_json:
         command.emit(plain(stored))
     command.say("\n".join(describe_plan(stored)))

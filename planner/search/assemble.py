@@ -121,6 +121,9 @@ def build_layout_plan(
             hardware=f"{hardware.file.name}#{hardware.digest}",
             executable=first.module is None and not any(plan.sequence for plan in layer_plans),
             module=first.module,
+            precision=first.run.precision,
+            optimizer=first.run.optimizer.kind,
+            device=first.device,
             phases=tuple(
                 PlannedPhase(
                     name=phase.name,

@@ -219,6 +219,37 @@ def test_a_plan_for_another_run_is_refused_with_every_difference(
     assert "trainer plan" in text
 
 
+def test_a_plan_for_another_precision_optimizer_or_device_is_refused(
+    planned: Path, ask: Callable[..., Job]
+) -> None:
+    """Its seconds and bytes are those of another run. Older plans do not say for which run."""
+    changes = ["processes=2", "precision=bf16", "optimizer.kind=muon"]
+    with pytest.raises(LayoutError) as error:
+        ask(*changes, layout=str(planned))
+    text = str(error.value)
+    assert "precision: the plan has fp32, the run bf16" in text
+    assert "optimizer: the plan has adamw, the run muon" in text
+    stored = yaml.safe_load(planned.read_text())
+    stored["planned"]["device"] = "cuda"
+    planned.write_text(yaml.safe_dump(stored))
+    with pytest.raises(LayoutError, match="device: the plan has cuda, the run cpu"):
+        ask("processes=2", layout=str(planned))
+    for name in ("precision", "optimizer", "device"):
+        del stored["planned"][name]
+    planned.write_text(yaml.safe_dump(stored))
+    ask(*changes, layout=str(planned))
+
+
+def test_a_micro_batch_of_a_part_of_a_row_is_refused(
+    planned: Path, ask: Callable[..., Job]
+) -> None:
+    stored = yaml.safe_load(planned.read_text())
+    stored["micro_batch_tokens"] = 15
+    planned.write_text(yaml.safe_dump(stored))
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens: must be a multiple of 16"):
+        ask("processes=2", layout=str(planned))
+
+
 def test_an_override_of_a_planned_key_is_refused(planned: Path, ask: Callable[..., Job]) -> None:
     with pytest.raises(MisuseError, match=r"recompute=block"):
         ask("processes=2", "recompute=block", layout=str(planned))

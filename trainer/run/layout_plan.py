@@ -1,6 +1,6 @@
 """The file that `trainer plan` writes and `trainer run --layout` takes.
 
-planned: {model: 5f1c…, gpus: 512, hardware: h100#9a2e…, executable: true, phases: […]}
+planned: {model: 5f1c…, gpus: 512, hardware: h100#9a2e…, precision: bf16, optimizer: adamw, …}
 layout: {pp: 2, cuts: [17]}
 engine: {kind: fsdp2, gather: step}
 micro_batch_tokens: 8192
@@ -63,6 +63,12 @@ class Planned:
     phases: tuple[PlannedPhase, ...]
     module: str | None = None
     """package:function that builds foreign modules. They have rows instead of tokens."""
+    precision: str | None = reader.added_field(None)
+    """Precision of the run; None, as the next two, in an older file."""
+    optimizer: str | None = reader.added_field(None)
+    """Kind of optimizer."""
+    device: str | None = reader.added_field(None)
+    """Kind of device."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +139,12 @@ class LayoutPlan:
             ConfigProblem(f"layers.{number}.layers", message)
             for number, message in _order_problems(self.layers)
         ]
+        rows = {phase.seq_len // self.layout.cp for phase in self.planned.phases}
+        if rows and all(self.micro_batch_tokens % tokens for tokens in rows if tokens):
+            shown = " or ".join(f"{tokens:,}" for tokens in sorted(rows))
+            share = f" (tokens of a row / cp {self.layout.cp})" if self.layout.cp > 1 else ""
+            message = f"must be a multiple of {shown}{share}, the planned rows"
+            problems.append(ConfigProblem("micro_batch_tokens", message))
         if not self.layers:
             problems.append(ConfigProblem("layers", "needs a span: the rule of each layer"))
         if problems:

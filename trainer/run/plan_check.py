@@ -10,7 +10,7 @@ from .layout_plan import LayoutPlan, check_layers, model_hash
 
 
 def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
-    """Raise unless the plan was made for this model, these ranks and these batches."""
+    """Raise unless the plan was made for this model, run, ranks and batches."""
     differences = list(find_differences(plan, job))
     if differences:
         raise LayoutError(
@@ -22,13 +22,22 @@ def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
 
 
 def find_differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
-    """Yield a line for each difference in model, ranks and batches."""
+    """Yield a line for each difference in model, ranks, precision, optimizer, device, batches."""
     planned = plan.planned
     job_model = model_hash(job.model)
     if planned.model != job_model:
         yield f"model: the plan has {planned.model}, the run {job_model}"
     if planned.gpus != job.processes:
         yield f"processes: the plan has {planned.gpus}, the run {job.processes}"
+    run = job.run
+    for name, ours in (
+        ("precision", job.precision.name),
+        ("optimizer", run.optimizer.kind),
+        ("device", run.device),
+    ):
+        theirs = getattr(planned, name)
+        if theirs not in (None, ours):
+            yield f"{name}: the plan has {theirs}, the run {ours}"
     batches = {(phase.seq_len, phase.batch_tokens) for phase in planned.phases}
     for phase in job.plan.phases:
         batch_tokens = phase.seq_len * phase.batch_rows
