@@ -15,7 +15,7 @@ from pathlib import Path
 
 PACKAGE = "flash-attn-4"
 INSTALL = 'pip install "headrace[flash4]"'
-FIRST_TORCH = (2, 15)
+FIRST_TORCH = "2.15"
 """First version of torch that calls the functions of this package as they are: 2.11 expects two
 results where the package returns five."""
 CAPABILITIES = {9: "9.0 (H100, H200)", 10: "10.x (B200, B300)"}

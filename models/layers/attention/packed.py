@@ -22,7 +22,7 @@ from ...kernels.choice import requests_kernel
 from .limits import HALF_PRECISION, MAX_HEAD_DIM
 
 SUPPORTED_DTYPES = tuple(getattr(torch, name) for name in HALF_PRECISION)
-HAS_CUDNN = TorchVersion(torch.__version__) >= (2, 12)
+HAS_CUDNN = TorchVersion(torch.__version__) >= "2.12"
 """True if torch's call may take cuDNN; before, it is FlashAttention alone."""
 KEEPS_PLANS = any(
     argument.name == "seqused_k"
