@@ -64,10 +64,16 @@ class MachineReport:
 @click.option(
     "--interpret", is_flag=True, help="With --kernels: in Triton's interpreter, at tiny sizes."
 )
+@click.option("--next", "next_programs", is_flag=True, help="With --kernels: their next programs.")
 @command.json_option
 @click.pass_context
 def main(
-    ctx: click.Context, kernels: bool, only: tuple[str, ...], interpret: bool, as_json: bool
+    ctx: click.Context,
+    kernels: bool,
+    only: tuple[str, ...],
+    interpret: bool,
+    next_programs: bool,
+    as_json: bool,
 ) -> None:
     """Check this machine: versions, devices, default settings, missing packages.
 
@@ -80,10 +86,13 @@ def main(
 
     More: docs/first-hour.md, docs/gpu.md
     """
-    if (only or interpret) and not kernels:
-        raise click.UsageError("--only and --interpret need --kernels")
+    if (only or interpret or next_programs) and not kernels:
+        raise click.UsageError("--only, --interpret and --next need --kernels")
     if kernels:
-        ctx.exit(0 if _attest_kernels(only, interpret=interpret, as_json=as_json) else 1)
+        passed = _attest_kernels(
+            only, interpret=interpret, next_programs=next_programs, as_json=as_json
+        )
+        ctx.exit(0 if passed else 1)
     report = examine()
     if as_json:
         command.emit({"ok": report.ok, **asdict(report)})
@@ -92,10 +101,12 @@ def main(
     ctx.exit(0 if report.ok else 1)
 
 
-def _attest_kernels(only: tuple[str, ...], *, interpret: bool, as_json: bool) -> bool:
+def _attest_kernels(
+    only: tuple[str, ...], *, interpret: bool, next_programs: bool, as_json: bool
+) -> bool:
     """Compare the fused kernels with plain torch, and print the result. Return True if all pass."""
     by_hand = import_module("..models.attestation.by_hand", __package__)
-    records = by_hand.attest_kernels(only, interpret=interpret)
+    records = by_hand.attest_kernels(only, interpret=interpret, next_programs=next_programs)
     if as_json:
         command.emit([by_hand.summarize(record) for record in records])
     else:

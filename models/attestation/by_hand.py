@@ -11,7 +11,7 @@ import torch
 
 from ...console.errors import LayoutError, MisuseError
 from ...console.progress import Progress, format_duration
-from ..kernels import KERNELS, choice, faults
+from ..kernels import KERNELS, NEXT, choice, faults
 from ..layers.attention import flash4
 from ..layers.attention.order import DEFAULT_ORDER
 from .attest import Attestation
@@ -24,17 +24,31 @@ INTERPRETER_DTYPE = "float32"
 """The interpreter computes on the bits of narrower dtypes."""
 
 
-def attest_kernels(only: Sequence[str], *, interpret: bool) -> list[Record]:
-    """Attest the kernels on every kind of GPU in this machine, or in Triton's interpreter."""
-    known = (*KERNELS, "fp8", *([] if interpret else ["attention"]))
+def attest_kernels(
+    only: Sequence[str], *, interpret: bool, next_programs: bool = False
+) -> list[Record]:
+    """Attest the kernels on every kind of GPU in this machine, or in Triton's interpreter.
+    `next_programs` attests the next programs of those that have some."""
+    known = NEXT if next_programs else (*KERNELS, "fp8", *([] if interpret else ["attention"]))
     unknown = [name for name in only if name not in known]
     if unknown:
         raise MisuseError(
             f"no such kernel: {', '.join(unknown)}", hint=f"choose from {', '.join(known)}"
         )
+    if next_programs:
+        only = only or NEXT
+    next_kernels = list(only) if next_programs else []
     if interpret:
-        plan = AttestationPlan(kernels=list(only) or None, dtypes=[INTERPRETER_DTYPE], tiny=True)
+        plan = AttestationPlan(
+            kernels=list(only) or None,
+            dtypes=[INTERPRETER_DTYPE],
+            next_programs=next_kernels,
+            tiny=True,
+        )
         return [_attest(plan, "cpu")]
+    if next_programs:
+        plan = AttestationPlan(kernels=list(only), next_programs=next_kernels)
+        return [_attest(plan, device) for device in _find_devices()]
     return [_attest(_make_plan(only, device), device) for device in _find_devices()]
 
 

@@ -46,6 +46,8 @@ class AttestationPlan:
     """Implementations of attention, in the order in which torch tries them."""
     deterministic: bool = False
     """True if attention must have equal bits in two runs."""
+    next_programs: Sequence[str] = field(default_factory=list)
+    """Kernels whose next programs are attested in place of the confirmed ones."""
     tiny: bool = False
     """True for Triton's interpreter: small sizes, and no FP8, which it truncates."""
 

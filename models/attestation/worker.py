@@ -14,6 +14,7 @@ from dataclasses import asdict
 
 import torch
 
+from ..kernels import choice
 from .plan import AttestationPlan, Subject
 from .trials import Verdict, examine
 
@@ -23,7 +24,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a compiler may write to stdout
     header = json.loads(sys.stdin.readline())
-    subjects, device = AttestationPlan.decode(header["plan"]).subjects(), header["device"]
+    plan, device = AttestationPlan.decode(header["plan"]), header["device"]
+    choice.NEXT.update(plan.next_programs)
+    subjects = plan.subjects()
     if device == "cpu":
         torch.set_num_threads(1)
     else:

@@ -26,6 +26,7 @@ from unittest import mock
 from ..accounting.shape import Shape
 from ..attestation.plan import AttestationPlan
 from ..config.config import ModelConfig
+from ..kernels import choice
 from . import cache, tools
 from .launches import Launch, list_launches
 
@@ -42,6 +43,8 @@ class Request:
     """Compute capability, as in sm_90."""
     processes: int
     z_loss: float = 0.0
+    next_programs: Sequence[str] = ()
+    """Kernels whose next programs run."""
     plan: AttestationPlan | None = None
     """What is attested before the first step; None: nothing."""
 
@@ -181,7 +184,10 @@ def run(request: Request) -> Iterator[dict[str, Any]]:
     import triton
 
     began = time.monotonic()
-    launches, unknown = list_launches(request.config, request.shapes, request.z_loss, request.plan)
+    with choice.next_programs(request.next_programs):
+        launches, unknown = list_launches(
+            request.config, request.shapes, request.z_loss, request.plan
+        )
     if launches and (problem := tools.find_assembler_problem(request.arch)):
         # Its version is a part of each entry's name.
         yield {"result": asdict(Compilation(cache=str(cache.folder()), tool=problem))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -22,6 +22,9 @@ from . import faults
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FAILED: dict[str, str] = {}
 """Why kernels failed at the start of this run, by name; `kernel: auto` runs their twins."""
+NEXT: set[str] = set()
+"""Kernels whose next programs run in this process: faster by their counts, but on no device so
+far."""
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """True if Triton interprets its programs in Python, on any device. Triton decides at import."""
 TRITON = faults.installed()
@@ -55,6 +58,19 @@ def as_on_gpu() -> Iterator[None]:
         yield
     finally:
         _as_on_gpu.reset(token)
+
+
+@contextmanager
+def next_programs(kernels: Iterable[str]) -> Iterator[None]:
+    """Run the next programs of these kernels inside, and the confirmed ones of all others."""
+    before = set(NEXT)
+    NEXT.clear()
+    NEXT.update(kernels)
+    try:
+        yield
+    finally:
+        NEXT.clear()
+        NEXT.update(before)
 
 
 def requests_kernel(kernel: Kernel, device: torch.device) -> bool:

@@ -120,7 +120,7 @@ def _backward(
         dy, y_rows, z_rows, weight, square_sums, product_sums, grad_y, grad_z, weight_grads,
         num_rows, tiles_per_program, width, run_width, group_width, y_rows.stride(0),
         z_rows.stride(0), eps, CUT=groups_are_cut, ROWS=rows_per_program, BLOCK=block,
-        num_warps=warps,
+        **layout.row_loop_options("gated_rms_norm", warps),
     )  # fmt: skip
     return grad_y.view(y.shape), grad_z.view(z.shape), weight_grads.sum(0).to(weight.dtype)
 

@@ -7,6 +7,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from . import choice
+
 PROGRAMS = 2048
 """Approximate number of programs in a backward pass that sums over tokens: several per
 multiprocessor on a large GPU, and few enough that their partial sums are small beside their
@@ -38,6 +40,14 @@ def share_tiles(num_tiles: int, max_programs: int) -> tuple[int, int]:
     """Return num_programs ≤ max_programs, tiles_per_program."""
     tiles_per_program = max(1, -(-num_tiles // min(max_programs, PROGRAMS)))
     return -(-num_tiles // tiles_per_program), tiles_per_program
+
+
+def row_loop_options(kernel: str, warps: int) -> dict[str, int]:
+    """Return constants of a program that walks over rows, with `warps` for a row. As a next program
+    it loads the next row while it computes, with half the registers a thread."""
+    if kernel in choice.NEXT:
+        return {"STAGES": 2, "num_warps": min(2 * warps, 32)}
+    return {"STAGES": 1, "num_warps": warps}
 
 
 @cache

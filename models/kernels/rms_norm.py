@@ -121,7 +121,8 @@ def _backward(
     _programs().rms_norm_backward[(num_programs,)](
         dy, dy if grad_total is None else grad_total.contiguous(), x, weight.contiguous(), grad_x,
         weight_grads, num_rows, tiles_per_program, width, eps, ADD=grad_total is not None,
-        EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
+        EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block,
+        **layout.row_loop_options("rms_norm", warps),
     )  # fmt: skip
     return grad_x, weight_grads.sum(0).to(weight.dtype)
 

@@ -31,9 +31,11 @@ from torch import Tensor
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
+from . import choice
 from .launch import Programs
 from .layout import to_channels_last
 from .op import op
+from .ssd_launch import launch_options, tile_side
 
 CHUNK = 64
 CHUNKS = 4
@@ -42,39 +44,17 @@ MAX_HEADS = 16
 """Upper bound on the heads over which a program sums dB and dC; a power of two."""
 DELTA_HEADS = 16
 """Heads per program, in ssd_delta and ssd_backward_dt."""
-WARPS = 8
-"""Warps per program with matrix products: accumulators fill the registers of four."""
 STATE_BLOCK = 512
 """State numbers per program, in ssd_scan_states."""
 AHEAD = 8
 """Spans that it loads ahead."""
-MAX_HEAD_DIM, MAX_STATE_SIZE = 128, 256
-"""Kernel limits: channels per head, and state numbers per channel."""
-MAX_STATE_NUMBERS = 128 * 128
-"""Kernel limit: state numbers per head."""
 
 
 @cache
 def _programs() -> Any:
-    from .programs import ssd, ssd_backward
+    from .programs import ssd, ssd_backward, ssd_next
 
-    return Programs(ssd), Programs(ssd_backward)
-
-
-def unsupported_reason(head_dim: int, state_size: int) -> str | None:
-    """Return why the kernel does not support these sizes, or None."""
-    dim, size = _tile_side(head_dim), _tile_side(state_size)
-    if dim > MAX_HEAD_DIM or size > MAX_STATE_SIZE or dim * size > MAX_STATE_NUMBERS:
-        return (
-            f"heads are {head_dim} wide with {state_size} states for each channel; the limits"
-            f" are {MAX_HEAD_DIM} and {MAX_STATE_SIZE}, and {MAX_STATE_NUMBERS} in all"
-        )
-    return None
-
-
-def _tile_side(size: int) -> int:
-    """Round a matrix side up to a power of two, at least 16."""
-    return max(16, 1 << (size - 1).bit_length())
+    return Programs(ssd), Programs(ssd_backward), Programs(ssd_next)
 
 
 @dataclass(frozen=True)
@@ -129,16 +109,18 @@ class _Sizes:
             "PACKED": self.packed,
             "CHUNK": CHUNK,
             "CHUNKS": CHUNKS,
-            "HEAD_DIM": _tile_side(self.head_dim),
-            "STATE_SIZE": _tile_side(self.state_size),
+            "HEAD_DIM": tile_side(self.head_dim),
+            "STATE_SIZE": tile_side(self.state_size),
             "PRECISION": "tf32x3" if self.fp32 else "ieee",
-            "num_warps": WARPS,
-            "num_stages": 1,
         }
 
     @property
     def grid(self) -> tuple[int, int, int]:
         return self.spans, self.heads, self.rows
+
+    def launch(self, program: str) -> dict[str, Any]:
+        """Return the constants and options of a program."""
+        return {**self.constants, **launch_options(program, fp32=self.fp32)}
 
 
 def _sizes(
@@ -181,14 +163,14 @@ def ssd(
     strides, programs = xBC.stride()[:2], _programs()[0]
     programs.ssd_span_states[sizes.grid](
         x, B, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
-        *strides, *strides, BACKWARD=False, **sizes.constants,
+        *strides, *strides, BACKWARD=False, **sizes.launch("span_states"),
     )  # fmt: skip
     states = _empty_states(xBC, sizes)
     final_state = _scan_states(contributions, states, state, span_decays, axis)
     out = torch.empty(sizes.rows, sizes.length, sizes.inner, dtype=xBC.dtype, device=xBC.device)
-    programs.ssd_outputs[sizes.grid](
-        x, C, B, delta, dA_cumsum, D.contiguous(), position_ids, states, out, *sizes.span_arguments,
-        *strides, *strides, *out.stride()[:2], BACKWARD=False, **sizes.constants,
+    _launch_outputs(
+        sizes, x, C, B, delta, dA_cumsum, D.contiguous(), position_ids, states, out,
+        *sizes.span_arguments, *strides, *strides, *out.stride()[:2], BACKWARD=False,
     )  # fmt: skip
     return out, final_state, states, span_decays
 
@@ -232,12 +214,12 @@ def _backward(
     position_ids = delta if positions is None else positions.contiguous()
     (rows, heads, spans), chunks = (sizes.rows, sizes.heads, sizes.spans), sizes.chunks
     xBC_strides, dy_strides = xBC.stride()[:2], dy.stride()[:2]
-    forward_programs, programs = _programs()
+    forward_programs, programs, _ = _programs()
     contributions = _empty_states(delta, sizes)
     spanning_pairs = delta.new_empty(rows, spans, heads, _num_state_blocks(sizes))
     forward_programs.ssd_span_states[sizes.grid](
         dy, C, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
-        *dy_strides, *xBC_strides, BACKWARD=True, **sizes.constants,
+        *dy_strides, *xBC_strides, BACKWARD=True, **sizes.launch("span_states"),
     )  # fmt: skip
     grad_states = torch.empty_like(states)
     grad_state = _scan_states(
@@ -245,10 +227,9 @@ def _backward(
     )
     grad_xBC = torch.empty(xBC.shape, dtype=xBC.dtype, device=xBC.device)
     grad_x, grad_B, grad_C = _split_xBC(grad_xBC, sizes)
-    forward_programs.ssd_outputs[sizes.grid](
-        dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x,
+    _launch_outputs(
+        sizes, dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x,
         *sizes.span_arguments, *dy_strides, *xBC_strides, *grad_xBC.stride()[:2], BACKWARD=True,
-        **sizes.constants,
     )  # fmt: skip
 
     heads_per_program = gcd(sizes.heads_per_group, MAX_HEADS)
@@ -257,13 +238,12 @@ def _backward(
     pair_sums_t, pair_sums_s = delta.new_empty(2, rows, CHUNKS, heads, sizes.padded_length)
     D_terms, state_pairs_t, state_pairs_s = delta.new_empty(3, rows, heads, sizes.padded_length)
     score_grads = xBC.new_empty(rows, chunks, CHUNKS, num_blocks, CHUNK, CHUNK)
-    constants = {**sizes.constants, "HEADS": heads_per_program}
-    pair_constants = {**constants, "num_warps": 4}  # 64 rows are too few for eight warps
     for SAME in (True, False):
         programs.ssd_backward_pairs[(chunks, num_blocks * (1 if SAME else CHUNKS - 1), rows)](
             dy, x, B, C, delta, dA_cumsum, position_ids, pair_sums_t, pair_sums_s, D_terms,
             score_grads, sizes.length, sizes.padded_length, heads, sizes.heads_per_group, head_dim,
-            state_size, *dy_strides, *xBC_strides, SAME=SAME, **pair_constants,
+            state_size, *dy_strides, *xBC_strides, SAME=SAME, HEADS=heads_per_program,
+            **sizes.launch("pairs of a chunk" if SAME else "pairs"),
         )  # fmt: skip
     partial_grads = delta.new_empty(num_blocks, rows, sizes.length, state_size)
     for BACKWARD, values, target, source, boundary_states, state_pair_sums, value_strides, out in (
@@ -273,11 +253,11 @@ def _backward(
         programs.ssd_backward_BC[(chunks, num_blocks, rows)](
             values, target, source, delta, dA_cumsum, position_ids, boundary_states, score_grads,
             state_pair_sums, partial_grads, *sizes.span_arguments, *value_strides, *xBC_strides,
-            BACKWARD=BACKWARD, **constants,
+            BACKWARD=BACKWARD, HEADS=heads_per_program, **sizes.launch("BC"),
         )  # fmt: skip
         programs.ssd_backward_sum_BC[(chunks, sizes.groups, rows)](
             partial_grads, out, sizes.length, sizes.groups, blocks_per_group, state_size,
-            *grad_xBC.stride()[:2], CHUNK=CHUNK, STATE_SIZE=_tile_side(state_size),
+            *grad_xBC.stride()[:2], CHUNK=CHUNK, STATE_SIZE=tile_side(state_size),
         )  # fmt: skip
     grad_dt = torch.empty(dt.shape, dtype=dt.dtype, device=dt.device)
     param_grads = delta.new_empty(rows * spans, 3, heads)
@@ -301,6 +281,16 @@ def _(
         dt.new_empty(3, dt.shape[2], dtype=torch.float32),
         xBC.new_empty(len(xBC), *states.shape[2:], dtype=torch.float32),
     )
+
+
+def _launch_outputs(sizes: _Sizes, *arguments: Any, BACKWARD: bool) -> None:
+    """Launch the program of y, or of dx."""
+    programs, _, next_programs = _programs()
+    program, grid = programs.ssd_outputs, sizes.grid
+    if "ssd" in choice.NEXT:
+        program = next_programs.ssd_outputs_by_chunk
+        grid = (sizes.chunks, sizes.heads, sizes.rows)
+    program[grid](*arguments, BACKWARD=BACKWARD, **sizes.launch("outputs"))
 
 
 def _split_xBC(xBC: Tensor, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor]:

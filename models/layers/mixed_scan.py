@@ -14,6 +14,7 @@ from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import ssd as kernels
 from ..kernels.choice import uses_kernel
+from ..kernels.ssd_launch import unsupported_reason
 from ..parallel.axes import ALONE, Axis
 from .scan import ssd
 
@@ -40,7 +41,7 @@ def mixed_scan(
     length, heads]; dt_bias, A_log, D [heads]; state, the initial one, like the final one. `axis` is
     the context-parallel axis. Only plain torch reads `chunk`.
     """
-    if not uses_kernel(kernel, "ssd", xBC, kernels.unsupported_reason(head_dim, state_size)):
+    if not uses_kernel(kernel, "ssd", xBC, unsupported_reason(head_dim, state_size)):
         return plain(
             xBC,
             dt,

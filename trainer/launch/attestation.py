@@ -226,6 +226,7 @@ def make_plan(job: Job) -> AttestationPlan:
         attention=attention_calls(job.model, job.precision) if on_gpu else [],
         order=list(run.kernels.order(deterministic=run.deterministic)),
         deterministic=run.deterministic,
+        next_programs=run.kernels.next_programs(),
         tiny=not on_gpu,
     )
 

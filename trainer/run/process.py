@@ -28,11 +28,13 @@ from .job import Job
 
 
 def join_group(job: Job, timeout: timedelta, wait: timedelta | None = None) -> None:
-    """Set threads, deterministic kernels and the allocator, then join the process group. `wait` is
-    the time for all ranks to arrive."""
+    """Set threads, deterministic kernels, next programs and the allocator, then join the process
+    group. `wait` is the time for all ranks to arrive."""
     run = job.run
     assert run.device != "auto"
     torch.set_num_threads(job.threads)
+    choice.NEXT.clear()
+    choice.NEXT.update(run.kernels.next_programs())
     if run.deterministic and run.device == "cuda":  # on CPU a fixed number of threads is enough
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses
         torch.use_deterministic_algorithms(True)

@@ -88,7 +88,7 @@ def gated_rms_norm_forward(
 def gated_rms_norm_backward(
     dy, y, z, weight, square_sums, product_sums, grad_y, grad_z, weight_grads, num_rows,
     tiles_per_program, width, run_width, group_width, y_stride, z_stride, eps,
-    CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CUT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dv = s·(u − v·s²·mean(u·v)),  u = dy·weight,  v = y·silu(z),  s = 1/√(mean(v²) + eps).
 
@@ -102,7 +102,7 @@ def gated_rms_norm_backward(
         tl.float32
     )
     weight_grad = tl.zeros([BLOCK], dtype=tl.float32)
-    for index in range(tiles_per_program):
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         row = (program * tiles_per_program + index) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = (row < num_rows) & (channel < run_width)
         gate = _load_tile(z, row, z_stride, first_channel, channel, mask)

@@ -43,6 +43,7 @@ def rms_norm_forward(
 def rms_norm_backward(
     dy, grad_sum, x, weight, grad_x, weight_grads, num_rows, tiles_per_program, width, eps,
     ADD: tl.constexpr, EPS_OUTSIDE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = s·u − x·mean(u·x)·c (+ grad_sum),  u = dy·weight,  s the row's scale.
 
@@ -53,7 +54,7 @@ def rms_norm_backward(
     program = tl.program_id(0).to(tl.int64)
     gain = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)
     weight_grad = tl.zeros([BLOCK], dtype=tl.float32)
-    for index in range(tiles_per_program):
+    for index in tl.range(0, tiles_per_program, num_stages=STAGES):
         row = (program * tiles_per_program + index) * ROWS + tl.arange(0, ROWS)[:, None]
         mask = (row < num_rows) & (column < width)
         offsets = row * width + column

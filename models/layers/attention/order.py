@@ -8,9 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ...kernels import NEXT
 from . import flash4
 
 Implementation = Literal["cudnn", "flash4", "flash", "efficient", "math"]
+Programs = Literal["confirmed", "next"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 DEFAULT_ORDER: tuple[Implementation, ...] = ("cudnn", "flash", "efficient", "math")
 CPU_IMPLEMENTATIONS = {"flash", "math"}
@@ -26,6 +28,13 @@ class KernelsConfig:
     first that can compute a call. cudnn: cuDNN; flash: FlashAttention 2, also on CPU; flash4:
     FlashAttention 4 in its place (`pip install "headrace[flash4]"`; H100, H200, B200); efficient:
     for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+    gated_rms_norm: Programs = "confirmed"
+    """Programs of Mamba-2's gated norm. next: faster by the counts of their binaries, but on no
+    device so far; they are attested like all others."""
+    rms_norm: Programs = "confirmed"
+    """Programs of RMSNorm: confirmed, or next."""
+    ssd: Programs = "confirmed"
+    """Programs of Mamba-2's scan: confirmed, or next."""
     fallback: bool = False
     """Run plain torch in place of fused kernels that fail their attestation before the first step
     on a GPU, and the next implementation in place of one of attention. false: a kernel that fails
@@ -43,6 +52,10 @@ class KernelsConfig:
             raise ValueError(
                 f"attention: {ranked[0]} takes all that cudnn does, so put cudnn before {ranked[0]}"
             )
+
+    def next_programs(self) -> list[str]:
+        """Return the kernels whose next programs run."""
+        return [name for name in NEXT if getattr(self, name) == "next"]
 
     def order(
         self, *, deterministic: bool, failed: Collection[str] = ()

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from headrace.console.errors import LayoutError
-from headrace.models.kernels import choice, ssd
+from headrace.models.kernels import choice
 from headrace.models.kernels.choice import find_device_problem, requests_kernel, uses_kernel
+from headrace.models.kernels.ssd_launch import unsupported_reason
 
 GPU = torch.device("cuda", 0)
 
@@ -59,7 +60,7 @@ def test_unsuitable_devices_are_reported(
 
 def test_a_head_of_ssd_must_fit_the_shared_memory() -> None:
     for dim, size, fits in ((128, 128, True), (64, 256, True), (65, 256, False), (1, 257, False)):
-        assert (ssd.unsupported_reason(dim, size) is None) == fits
+        assert (unsupported_reason(dim, size) is None) == fits
 
 
 def test_limits_of_a_kernel_are_reported() -> None:

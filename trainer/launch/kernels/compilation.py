@@ -142,6 +142,7 @@ def _make_request(job: Job, parallel: Parallel, arch: int) -> Request:
         arch=arch,
         processes=cores(),
         z_loss=job.run.z_loss,
+        next_programs=job.run.kernels.next_programs(),
         plan=None if attested else plan,
     )
 

@@ -1,0 +1,130 @@
+"""Next programs compute what the confirmed ones do, in Triton's interpreter, and use the machine
+better by their binaries."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.kernels.binaries import Launch, compiled, launches
+
+from headrace.models.attestation.cases.case import Case, InputShape
+from headrace.models.attestation.cases.scans import ssd_case
+from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
+from headrace.models.kernels import KERNELS, NEXT, choice
+from headrace.models.layers.attention.order import KernelsConfig
+
+VALUES = """
+import json
+import torch
+from headrace.models.attestation.cases.case import Draw, InputShape
+from headrace.models.attestation.cases.compare import measure_errors
+from headrace.models.attestation.cases.scans import ssd_cases
+from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
+from headrace.models.kernels import NEXT, choice, layout, ssd
+from headrace.models.kernels.programs import ssd_next
+
+torch.set_num_threads(1)
+ssd.CHUNK, ssd.CHUNKS = 8, 2  # two spans of two chunks
+layout.PROGRAMS = 4  # loops of several rows
+draw, shape = Draw(torch.float32, "cpu", 1), InputShape(1, 28, 72)
+cases = [*list(ssd_cases())[:1], *list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
+with choice.next_programs(NEXT):
+    found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape) for case in cases}
+    program = ssd._programs()[2]
+    del program.ssd_outputs_by_chunk  # back to the module
+    planted = ssd_next.ssd_outputs_by_chunk
+    launched = []
+    class Without:
+        def __getitem__(self, grid):
+            launched.append(grid)
+            return lambda *arguments, **constants: planted[grid](
+                *arguments[:4], torch.zeros_like(arguments[4]), *arguments[5:], **constants)
+    program.ssd_outputs_by_chunk = Without()
+    without_decays = measure_errors(cases[0], draw, shape)
+print(json.dumps([found, without_decays, len(launched)]))
+"""
+
+
+@pytest.mark.slow
+def test_next_programs_are_right() -> None:
+    """Negative control: without decays the next program of SSD is wrong, so it is what ran."""
+    done = subprocess.run(
+        [sys.executable, "-c", VALUES],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    cases, without_decays, launched = json.loads(done.stdout)
+    assert len(cases) == 4
+    for name, tensor_errors in cases.items():
+        assert max(tensor_errors.values()) < 1e-5, name
+    assert max(without_decays.values()) > 1e-2 and launched == 2
+
+
+SSD = ssd_case(1, 64, state=False, packed=True, head_dim=64, state_size=128)
+SIZE = InputShape(1, 512, 4096)
+
+
+@pytest.fixture(autouse=True)
+def no_group() -> Iterator[None]:
+    """End the group of fake ranks that `launches` begins."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def measure(case: Case, name: str, *kernels: str) -> list[tuple[int, int]]:
+    """Return the warps that a multiprocessor of sm_90 holds by registers, and the bytes spilled,
+    for each launch of a program."""
+
+    def launched() -> list[Launch]:
+        with choice.next_programs(kernels):
+            return [x for x in launches(case, SIZE, torch.bfloat16) if x.name.startswith(name)]
+
+    measured = []
+    for launch in launched():
+        if dict(launch.constants).get("CUT"):  # sums of several ranks, which are loaded
+            continue
+        binary, warps = compiled(launch, 90), dict(launch.options)["num_warps"]
+        measured.append((65536 // (binary.registers * 32 * warps) * warps, binary.spilled))
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel", "confirmed", "following"),
+    [
+        (norm_case(outside=False, residual=True), "rms_norm", 16, 32),
+        (gated_norm_case(1), "gated_rms_norm", 8, 16),
+    ],
+)
+def test_next_norms_hold_twice_the_warps(
+    case: Case, kernel: str, confirmed: int, following: int
+) -> None:
+    name = f"{kernel}_backward"
+    assert {warps for warps, _ in measure(case, name)} == {confirmed}
+    assert set(measure(case, name, kernel)) == {(following, 0)}
+
+
+@pytest.mark.slow
+def test_next_programs_of_ssd_spill_little() -> None:
+    assert max(spilled for _, spilled in measure(SSD, "ssd_outputs")) >= 32
+    for program in ("ssd_outputs_by_chunk", "ssd_span_states", "ssd_backward_BC"):
+        assert max(spilled for _, spilled in measure(SSD, program, "ssd")) <= 8, program
+
+
+def test_a_key_chooses_them() -> None:
+    assert set(NEXT) < set(KERNELS)
+    assert KernelsConfig().next_programs() == []
+    assert KernelsConfig(ssd="next").next_programs() == ["ssd"]
+    every = replace(KernelsConfig(), **dict.fromkeys(NEXT, "next"))  # type: ignore[arg-type]
+    assert every.next_programs() == list(NEXT)
