@@ -29,6 +29,7 @@ from .buffers import BufferPool
 from .gather import RowPieces, SplitRows, find_pieces
 from .row_weights import Float32
 from .together import run_parallel
+from .unlearnt import mask_unlearnt, unlearnt_spans
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,7 @@ class RowReader:
         self.cache = cache
         self.opened: dict[int, Dataset] = {}
         """Open datasets, by source index."""
+        self.unlearnt = unlearnt_spans(plan.sources)
         self._opening = [threading.Lock() for _ in plan.sources]
         self._open_shards = OpenShards()
         self._buffers = BufferPool()
@@ -155,4 +157,6 @@ class RowReader:
         masked = starts if self.plan.isolate_documents else joints
         masked, starts = (positions - positions // row_tokens for positions in (masked, starts))
         arrays.weights.reshape(-1)[masked - 1] = 0.0
+        if self.unlearnt:
+            mask_unlearnt(arrays.weights, located, self.unlearnt)
         return RowBlock(located, arrays, starts, stored.digests() if digests else [])

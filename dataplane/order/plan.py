@@ -50,6 +50,8 @@ class PlanSource:
     max_epochs: int
     order: SourceOrder
     start: Position = field(default_factory=Position)
+    unlearnt: tuple[tuple[int, int], ...] = ()
+    """Token ranges [start, end) without weight in the loss, sorted. Not part of the order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +185,15 @@ class Plan(PhaseTimeline[Phase]):
         canonical = json.dumps(order, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
+    @property
+    def learnt_hash(self) -> str:
+        """Identifies the order and the unlearnt tokens: with equal hashes, every row has equal
+        tokens with equal weights."""
+        unlearnt = [source.unlearnt for source in self.sources]
+        if not any(unlearnt):
+            return self.hash
+        return hashlib.sha256(json.dumps([self.hash, unlearnt]).encode()).hexdigest()[:32]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
@@ -191,14 +202,7 @@ class Plan(PhaseTimeline[Phase]):
             "isolate_documents": self.isolate_documents,
             "debts": [[debt.numerator, debt.denominator] for debt in self.debts],
             "parent": self.parent and _parent_to_json(self.parent),
-            "sources": [
-                {
-                    **vars(source),
-                    "order": _order_to_json(source.order),
-                    "start": vars(source.start),
-                }
-                for source in self.sources
-            ],
+            "sources": [_source_to_json(source) for source in self.sources],
             "phases": [
                 {
                     **vars(phase),
@@ -225,6 +229,7 @@ class Plan(PhaseTimeline[Phase]):
                         **source,
                         "order": _order_from_json(source["order"]),
                         "start": _position_from_json(source["start"]),
+                        "unlearnt": tuple(map(tuple, source.get("unlearnt", ()))),
                     }
                 )
                 for source in data["sources"]
@@ -285,6 +290,17 @@ def _resolve_url(source: PlanSource, folder: str) -> PlanSource:
     if path.exists() or not original.exists():
         return source
     return replace(source, url=str(original))
+
+
+def _source_to_json(source: PlanSource) -> dict[str, Any]:
+    data = {
+        **vars(source),
+        "order": _order_to_json(source.order),
+        "start": vars(source.start),
+    }
+    if not source.unlearnt:
+        del data["unlearnt"]
+    return data
 
 
 def _parent_to_json(parent: Parent) -> dict[str, Any]:

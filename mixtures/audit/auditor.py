@@ -16,6 +16,7 @@ from ...dataplane import tokenizers
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.loader.rows import RowReader
+from ...dataplane.loader.unlearnt import find_unlearnt
 from ...dataplane.order.plan import Phase
 from ...dataplane.order.timeline import PlanStep
 from ...dataplane.runlog import ledger
@@ -197,12 +198,17 @@ class Auditor:
     def _bracketed(
         self, source: int, ids: list[int], spans: Sequence[tuple[int, int]]
     ) -> str | None:
-        """Decode ids, with brackets around unlearnt tokens; None without loss weights."""
-        dataset = self.reader.dataset(source)
-        if dataset.weight_table is None:
+        """Decode ids, with brackets around unlearnt tokens; None if all have the same weight."""
+        dataset, unlearnt = self.reader.dataset(source), self.reader.unlearnt.get(source)
+        if dataset.weight_table is None and unlearnt is None:
             return None
-        codes = np.concatenate([codes for span in spans for codes in dataset.codes(*span)])
-        weights = dataset.weight_table[codes[: len(ids)]].astype(float).round(6)
+        weights = np.ones(len(ids))
+        if dataset.weight_table is not None:
+            codes = np.concatenate([codes for span in spans for codes in dataset.codes(*span)])
+            weights = dataset.weight_table[codes[: len(ids)]].astype(float).round(6)
+        if unlearnt is not None:
+            tokens = np.concatenate([np.arange(*span) for span in spans])
+            weights[find_unlearnt(unlearnt, tokens[: len(ids)])] = 0.0
         return brackets.format_brackets(self._tokenizer(source), ids, weights.tolist())
 
     def _load_tokenizer(self, source: int) -> Tokenizer:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...dataplane.arrays import Float64, Int64, expand_ranges
 from ...dataplane.datasets.dataset import Dataset
+from ...dataplane.loader.unlearnt import find_unlearnt, unlearnt_spans
 from ...dataplane.order.stream import RowLocations, Stream
 
 
@@ -61,6 +62,8 @@ def find_pieces(
     documents, rows, *_, at, target_starts, target_ends = table
     order = np.lexsort([at, rows, documents])
     weights = _sum_weights(dataset, target_starts, target_ends)
+    if (unlearnt := unlearnt_spans(stream.plan.sources)).get(source) is not None:
+        weights[find_unlearnt(unlearnt[source], starts[documents])] = 0.0
     documents, rows, epochs, first, tokens, at = table[:6, order]
     return Pieces(documents, rows, epochs, first, tokens, at, weights[order])
 

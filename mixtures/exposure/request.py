@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +13,7 @@ from ...dataplane import tokenizers
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.shards.documents import DocumentOrigin
 from ...dataplane.storage import storage
+from ..planning.id_list import read_ids
 
 NUMBER = "number:"
 """Begins a document's number in a dataset."""
@@ -70,7 +69,7 @@ def parse_request(documents: Sequence[str], texts: Sequence[str]) -> Request:
         if word.startswith(NUMBER) and word.removeprefix(NUMBER).isdecimal():
             numbers.append(int(word.removeprefix(NUMBER)))
         elif _is_file(word):
-            ids.update(_read_ids(word))
+            ids.update(read_ids(word))
         else:
             ids.update(id for id in word.split(",") if id)
     return Request(frozenset(ids), tuple(dict.fromkeys(numbers)), tuple(map(_read_text, texts)))
@@ -78,38 +77,6 @@ def parse_request(documents: Sequence[str], texts: Sequence[str]) -> Request:
 
 def _is_file(word: str) -> bool:
     return storage.local_path(word).is_file() if storage.is_local(word) else True
-
-
-def _read_ids(url: str) -> list[str]:
-    """Read the ids in a text file, one a line, or in the column `id` of a Parquet or JSON lines
-    file."""
-    data = storage.read(url)
-    try:
-        if url.endswith((".parquet", ".pq")):
-            ids = _parquet_ids(data)
-        elif url.endswith((".jsonl", ".ndjson")):
-            ids = [str(json.loads(line)["id"]) for line in _lines(data)]
-        else:
-            ids = list(_lines(data))
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise InputError(
-            f"{url} is no list of ids: {error!r:.200}",
-            hint="a list is a text file with an id a line, or has a column `id` (.jsonl, .parquet)",
-        ) from None
-    if not ids:
-        raise InputError(f"the list of ids {url} is empty")
-    return ids
-
-
-def _parquet_ids(data: bytes) -> list[str]:
-    import pyarrow.parquet as pq
-
-    column = pq.read_table(BytesIO(data), columns=["id"]).column("id")
-    return [str(id) for id in column.to_pylist() if id is not None]
-
-
-def _lines(data: bytes) -> Iterator[str]:
-    return (line.strip() for line in data.decode("utf-8-sig").splitlines() if line.strip())
 
 
 def _read_text(url: str) -> tuple[str, str]:

@@ -96,6 +96,9 @@ class Mixture:
     window: int | None = None
     """Number of chunks whose rows are shuffled together. Default: 32, or an eighth of a smaller
     source."""
+    without: tuple[str, ...] = ()
+    """Files of document ids (one a line, or a column `id`): their tokens have no weight in the
+    loss. All rows stay in their places."""
     after: After | None = None
     """Continue the stream of another run: tokens that it consumed are not served again."""
 

@@ -36,6 +36,7 @@ from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_r
 from .shares import Shares, average_shares, fit_tables, make_line, phase_shares, split_stretches
 from .size_weights import describe_rule, size_weights
 from .supply import rows_left
+from .without import TokenSpans, check_unlearnt, find_unlearnt
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
@@ -93,7 +94,10 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     problems = [*draft.problems, *filter(None, map(draft.locate_problem, findings))]
     if problems:
         raise ConfigError(draft.source, problems)
-    stream = _resolve_stream(mixture, opened, branch)
+    unlearnt = find_unlearnt(mixture.without, opened)
+    if findings := check_unlearnt(mixture.without, unlearnt):
+        raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
+    stream = _resolve_stream(mixture, opened, branch, unlearnt)
     shortages = [
         MixtureFinding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
         for shortage in stream.shortages()
@@ -108,7 +112,10 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
 
 
 def _resolve_stream(
-    mixture: Mixture, opened: Mapping[str, OpenedSource], branch: BranchPoint | None
+    mixture: Mixture,
+    opened: Mapping[str, OpenedSource],
+    branch: BranchPoint | None,
+    unlearnt: Mapping[str, TokenSpans],
 ) -> Stream:
     """Resolve a mixture to a stream without shortages of limited sources, if possible.
 
@@ -117,7 +124,7 @@ def _resolve_stream(
     """
     withheld_rows: Counter[str] = Counter()
     while True:
-        stream = Stream(_resolve_plan(mixture, opened, branch, withheld_rows))
+        stream = Stream(_resolve_plan(mixture, opened, branch, unlearnt, withheld_rows))
         limited = {name for phase in stream.plan.phases for name in phase.left_out}
         short = {shortage.source for shortage in stream.shortages()} & limited
         if not short or max(withheld_rows.values(), default=0) == MAX_WITHHELD_ROWS:
@@ -129,12 +136,13 @@ def _resolve_plan(
     mixture: Mixture,
     opened: Mapping[str, OpenedSource],
     branch: BranchPoint | None,
+    unlearnt: Mapping[str, TokenSpans],
     withheld_rows: Mapping[str, int],
 ) -> Plan:
     before = {source.name: source for source in branch.plan.sources} if branch else {}
     # Sources of the run that this mixture does not use stay in the plan, with their positions.
     names = [*mixture.sources, *(name for name in before if name not in mixture.sources)]
-    sources = _plan_sources(mixture, opened, names, branch)
+    sources = _plan_sources(mixture, opened, names, branch, unlearnt)
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     debts = inherited_debts(branch, names) if branch else ()
 
@@ -173,6 +181,7 @@ def _plan_sources(
     opened: Mapping[str, OpenedSource],
     names: Sequence[str],
     branch: BranchPoint | None,
+    unlearnt: Mapping[str, TokenSpans],
 ) -> tuple[PlanSource, ...]:
     """Resolve the sources, with their orders and first positions."""
     before = {source.name: source for source in branch.plan.sources} if branch else {}
@@ -200,6 +209,7 @@ def _plan_sources(
                 max_epochs=source.spec.max_epochs if source else before[name].max_epochs,
                 order=order,
                 start=start,
+                unlearnt=unlearnt.get(name, ()),
             )
         )
     return tuple(planned)

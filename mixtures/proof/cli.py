@@ -38,7 +38,7 @@ def prove(
         opened = open_run(run)
         newest = ledger.read_last(str(opened.ledger))
         assert newest is not None
-        commitment = ledger.commit(str(opened.ledger), opened.plan.hash, newest.step)
+        commitment = ledger.commit(str(opened.ledger), opened.plan.learnt_hash, newest.step)
         if as_json:
             command.emit({"run": run, "step": newest.step, "commitment": commitment})
         else:

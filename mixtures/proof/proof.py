@@ -101,7 +101,7 @@ def prove_document(run: str, document: str, source_name: str | None) -> Proof:
         run=run,
         plan=opened.plan.hash,
         step=newest.step,
-        commitment=ledger.commit(opened.ledger, opened.plan.hash, newest.step),
+        commitment=ledger.commit(opened.ledger, opened.plan.learnt_hash, newest.step),
         data=source.url,
         answer=answer.json_data(),
         steps=tuple(_prove_step(auditor, step) for step in steps),

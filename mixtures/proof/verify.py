@@ -38,7 +38,7 @@ def verify_proof(
         raise IntegrityError(f"the ledger has no step {proof.step:,}", where=file)
     if plan.hash != proof.plan:
         raise IntegrityError("the proof is of another plan", where=storage.join(run, PLAN))
-    if ledger.commit(file, plan.hash, proof.step) != proof.commitment:
+    if ledger.commit(file, plan.learnt_hash, proof.step) != proof.commitment:
         raise IntegrityError("the proof is of another ledger", where=file)
     if trusted not in (None, proof.commitment):
         raise IntegrityError(

@@ -91,6 +91,8 @@ class Summary:
     """Inherited state; None if the plan continues no run, or the run cannot be read."""
     packed: tuple[PackedSource, ...] = ()
     """Packed sources with known datasets."""
+    unlearnt: Mapping[str, int]
+    """Tokens in documents without loss, by source."""
     worst_debt: WorstDebt
     """Largest distance between a source and its share."""
 
@@ -124,6 +126,11 @@ def summarize(
             for name, source in (sources or {}).items()
             if source.bins is not None
         ),
+        unlearnt={
+            source.name: sum(end - start for start, end in source.unlearnt)
+            for source in plan.sources
+            if source.unlearnt
+        },
         worst_debt=find_worst_debt(stream),
     )
 

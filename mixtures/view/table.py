@@ -146,6 +146,8 @@ def _notes(summary: Summary) -> Iterator[str]:
             f"{packed.source} is packed to {packed.bins:,} tokens: {packed.padding:.2%} of its "
             "tokens are padding, which counts as tokens and has no weight in the loss."
         )
+    for source, tokens in summary.unlearnt.items():
+        yield f"{source} has {tokens:,} tokens in documents without loss (`without`)."
 
 
 def _worst_debt(summary: Summary) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from ...console import command
 from ...console.log import get_logger
 from ...console.progress import format_number
+from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
@@ -181,8 +182,8 @@ def _finish(job: Job, code: int, write_report: WriteReport) -> None:
             f"(exit code {code}); to go on: trainer resume {shlex.quote(str(job.folder.root))}"
         )
     newest = ledger.read_last(job.folder.ledger)
-    if newest is not None:
-        commitment = ledger.commit(job.folder.ledger, job.plan.hash, newest.step)
+    if newest is not None and isinstance(job.plan, Plan):
+        commitment = ledger.commit(job.folder.ledger, job.plan.learnt_hash, newest.step)
         command.say(f"commitment to the plan and the ledger, to publish: {commitment}")
     command.say(f"report: {path}")
 

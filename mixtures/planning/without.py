@@ -1,0 +1,50 @@
+"""Documents that a run reads but does not learn: their tokens have no weight in the loss.
+
+Every row stays in its place, to the bit, so that two runs with and without some documents differ in
+nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...dataplane.datasets.dataset import Dataset
+from ...dataplane.order.epochs.remainder import merge_spans
+from ..mixture_file.check import MixtureFinding
+from .id_list import read_ids
+from .open_sources import OpenedSource
+
+TokenSpans = tuple[tuple[int, int], ...]
+"""Token ranges [start, end) of a dataset, sorted."""
+
+
+def find_unlearnt(
+    lists: Sequence[str], opened: Mapping[str, OpenedSource]
+) -> dict[str, TokenSpans]:
+    """Find the tokens of the listed documents, by source."""
+    ids = {id for file in lists for id in read_ids(file)}
+    return {
+        name: spans
+        for name, source in (opened if ids else {}).items()
+        if (spans := _find_spans(source, ids))
+    }
+
+
+def check_unlearnt(
+    lists: Sequence[str], unlearnt: Mapping[str, TokenSpans]
+) -> list[MixtureFinding]:
+    """Report lists that name no document: what should not be learnt would be learnt."""
+    if lists and not unlearnt:
+        return [MixtureFinding(("without",), "names no document of any source")]
+    return []
+
+
+def _find_spans(source: OpenedSource, ids: set[str]) -> TokenSpans:
+    dataset = Dataset(source.spec.data, generations=len(source.generations))
+    numbers = np.array([number for number, _ in dataset.find_ids(ids)], np.int64)
+    if not len(numbers):
+        return ()
+    spans = merge_spans(np.stack(dataset.document_spans(numbers), axis=1))
+    return tuple((start, end) for start, end in spans.tolist())
