@@ -246,7 +246,7 @@ def test_a_micro_batch_of_a_part_of_a_row_is_refused(
     stored = yaml.safe_load(planned.read_text())
     stored["micro_batch_tokens"] = 15
     planned.write_text(yaml.safe_dump(stored))
-    with pytest.raises(ConfigError, match=r"micro_batch_tokens: must be a multiple of 16"):
+    with pytest.raises(ConfigError, match=r"micro_batch_tokens: 15 must be a multiple of 16"):
         ask("processes=2", layout=str(planned))
 
 

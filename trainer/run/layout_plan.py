@@ -139,12 +139,6 @@ class LayoutPlan:
             ConfigProblem(f"layers.{number}.layers", message)
             for number, message in _order_problems(self.layers)
         ]
-        rows = {phase.seq_len // self.layout.cp for phase in self.planned.phases}
-        if rows and all(self.micro_batch_tokens % tokens for tokens in rows if tokens):
-            shown = " or ".join(f"{tokens:,}" for tokens in sorted(rows))
-            share = f" (tokens of a row / cp {self.layout.cp})" if self.layout.cp > 1 else ""
-            message = f"must be a multiple of {shown}{share}, the planned rows"
-            problems.append(ConfigProblem("micro_batch_tokens", message))
         if not self.layers:
             problems.append(ConfigProblem("layers", "needs a span: the rule of each layer"))
         if problems:
@@ -194,14 +188,25 @@ def load_plan(file: str | Path) -> LayoutPlan:
     return reader.load(LayoutPlan, file)
 
 
-def check_layers(plan: LayoutPlan, layers: int, file: str | Path) -> None:
-    """Raise unless a plan's spans end with the model's last layer."""
+def check_values(plan: LayoutPlan, layers: int, file: str | Path) -> None:
+    """Raise unless a plan's spans end with the model's last layer, and its micro-batches have whole
+    rows of a phase."""
+    problems: dict[tuple[str | int, ...], str] = {}
     last_span = list(plan.layers[-1].layers)
     if last_span[1] != layers - 1:
-        path = ("layers", len(plan.layers) - 1, "layers")
         message = f"{last_span} must end with layer {layers - 1}, the model's last"
+        problems["layers", len(plan.layers) - 1, "layers"] = message
+    cp = plan.layout.cp
+    lengths = sorted({phase.seq_len // cp for phase in plan.planned.phases})
+    if all(plan.micro_batch_tokens % length for length in lengths):
+        rows = " or ".join(f"{length:,}" for length in lengths)
+        share = f" (cp {cp} divides the rows)" if cp > 1 else ""
+        message = f"{plan.micro_batch_tokens} must be a multiple of {rows}, the tokens of a row"
+        problems[("micro_batch_tokens",)] = f"{message}{share}"
+    if problems:
         _, lines = reader.read_yaml(file)
-        raise ConfigError(str(file), [locate_problem(lines, path, message)])
+        located = [locate_problem(lines, path, text) for path, text in problems.items()]
+        raise ConfigError(str(file), located)
 
 
 def model_hash(model: ModelConfig) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...console.errors import LayoutError
 from .job import Job
-from .layout_plan import LayoutPlan, check_layers, model_hash
+from .layout_plan import LayoutPlan, check_values, model_hash
 
 
 def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
@@ -18,7 +18,7 @@ def check_plan(plan: LayoutPlan, job: Job, file: str) -> None:
             where="\n" + "\n".join(f"    {line}" for line in differences),
             hint="run `trainer plan` again for this run",
         )
-    check_layers(plan, len(job.model.layers), file)
+    check_values(plan, len(job.model.layers), file)
 
 
 def find_differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
