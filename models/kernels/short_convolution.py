@@ -179,6 +179,8 @@ def _autograd_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
 
 def sum_by_group(channel_sums: Tensor, taps: Tensor) -> Tensor:
     """Sum [K, width] over each group's channels, to taps' shape [groups, K]."""
+    if channel_sums.shape[1] == taps.shape[0]:
+        return channel_sums.T.to(taps.dtype)
     group_sums: Tensor = channel_sums.unflatten(1, (taps.shape[0], -1)).sum(-1).T.to(taps.dtype)
     return group_sums
 

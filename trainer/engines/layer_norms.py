@@ -104,7 +104,11 @@ def sums_of_squares(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 
     On a GPU one launch reads all tensors, and copies none of them to fp64.
     """
-    chunks = [chunk for tensor in tensors for chunk in tensor.split(CHUNK)]
+    chunks = [
+        chunk
+        for tensor in tensors
+        for chunk in (tensor.split(CHUNK) if tensor.numel() > CHUNK else (tensor,))
+    ]
     squares = torch.empty(len(chunks), dtype=torch.float64, device=device)
     for place in {chunk.device for chunk in chunks}:
         numbers = [number for number, chunk in enumerate(chunks) if chunk.device == place]

@@ -5,9 +5,10 @@ Fragments for masters, optimizer states and gradients have the same ranges, in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -50,6 +51,9 @@ class FragmentBuilder:
         self.averaged = averaged
         self.shards = shards
         self.states = {parameter: group.states for group in groups for parameter in group.names}
+        self.pieces: Sequence[ParameterPiece] = ()
+        self.ranges: list[Fragment] = []
+        """Fragments of gradients for these pieces, without data."""
 
     def fragments(self, pieces: Iterable[ParameterPiece]) -> list[Fragment]:
         """Return fragments for masters and optimizer states."""
@@ -63,10 +67,15 @@ class FragmentBuilder:
                 fragments.append(self._fragment(kind, piece, flat))
         return fragments
 
-    def gradients(self, pieces: Iterable[ParameterPiece], flat: Iterable[Tensor]) -> list[Fragment]:
-        """Return fragments for gradients, from a flat gradient per piece."""
-        pairs = zip(pieces, flat, strict=True)
-        return [self._fragment(GRADIENT, piece, gradient) for piece, gradient in pairs]
+    def gradients(self, pieces: Sequence[ParameterPiece], flat: Iterable[Tensor]) -> list[Fragment]:
+        """Return fragments for gradients, from a flat gradient per piece. They are cheaper if
+        `pieces` is the list of the last call."""
+        if pieces is not self.pieces:
+            empty = torch.empty(0)  # the memory of these gradients must not be kept
+            self.pieces = pieces
+            self.ranges = [self._fragment(GRADIENT, piece, empty) for piece in pieces]
+        pairs = zip(self.ranges, flat, strict=True)
+        return [fragment.with_data(gradient) for fragment, gradient in pairs]
 
     def _fragment(self, kind: str, piece: ParameterPiece, data: Tensor) -> Fragment:
         shard = self.shards[piece.parameter]

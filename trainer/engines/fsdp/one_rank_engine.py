@@ -57,6 +57,11 @@ class OneRank:
         self.fp32.register_buffers()
         self.frozen.register_buffers()
         self.parameters = self.weights.masters
+        self.pieces = [
+            ParameterPiece(name, parameter, begin=0, start=0, numel=parameter.numel(), writes=True)
+            for name, parameter in self.parameters.items()
+            if parameter.numel()
+        ]
         self.optimizer = optimizer.build(model, groups, self.parameters)
         averaged = optimizer.ema is not None
         self.fragment_builder = FragmentBuilder(self.optimizer, shards, groups, averaged=averaged)
@@ -74,10 +79,9 @@ class OneRank:
         for parameter in self.parameters.values():
             if parameter.grad is None:  # unused: it still decays
                 parameter.grad = torch.zeros_like(parameter)
-        pieces = self._pieces()
-        gradients = [self.parameters[piece.parameter].grad for piece in pieces]
+        gradients = [self.parameters[piece.parameter].grad for piece in self.pieces]
         flat = [gradient.view(-1) for gradient in gradients if gradient is not None]
-        return self.fragment_builder.gradients(pieces, flat) + self.fp32.gradients()
+        return self.fragment_builder.gradients(self.pieces, flat) + self.fp32.gradients()
 
     def step(self, lr: float, finite: torch.Tensor) -> None:
         self.optimizer.set_lr(lr)
@@ -92,7 +96,7 @@ class OneRank:
 
     def fragments(self) -> list[Fragment]:
         outside = self.fp32.fragments() + self.frozen.fragments()
-        return self.fragment_builder.fragments(self._pieces()) + outside
+        return self.fragment_builder.fragments(self.pieces) + outside
 
     def loaded(self, steps: int) -> None:
         self.updates = steps
@@ -101,13 +105,6 @@ class OneRank:
         self.fp32.loaded(steps)
         self.frozen.loaded()
         self.average.loaded(steps)
-
-    def _pieces(self) -> list[ParameterPiece]:
-        return [
-            ParameterPiece(name, parameter, begin=0, start=0, numel=parameter.numel(), writes=True)
-            for name, parameter in self.parameters.items()
-            if parameter.numel()
-        ]
 
 
 def _view_stream(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -47,6 +47,12 @@ class FullPrecision:
             assert meta is not None
             empty = torch.empty_like(meta, dtype=torch.float32, device=parallel.device)
             self.parameters[name] = nn.Parameter(empty)
+        self.pieces = [  # ranks take turns in writing them
+            ParameterPiece(
+                name, parameter, 0, 0, parameter.numel(), number % self.data.size == self.data.rank
+            )
+            for number, (name, parameter) in enumerate(self.parameters.items())
+        ]
         self.optimizer: Optimizer | None = None
         if fp32_groups:
             self.optimizer = config.build(model, fp32_groups, self.parameters)
@@ -78,7 +84,7 @@ class FullPrecision:
         if self.optimizer is None:
             return []
         flat = [gradient.view(-1) for gradient in self._gradients()]
-        return self.fragment_builder.gradients(self._pieces(), flat)
+        return self.fragment_builder.gradients(self.pieces, flat)
 
     def step(self, lr: float, finite: Tensor) -> None:
         """Apply the gradients where `finite`, and clear them."""
@@ -93,7 +99,7 @@ class FullPrecision:
 
     def fragments(self) -> list[Fragment]:
         """Return masters and optimizer states: live memory."""
-        return self.fragment_builder.fragments(self._pieces()) if self.optimizer is not None else []
+        return self.fragment_builder.fragments(self.pieces) if self.optimizer is not None else []
 
     def loaded(self, steps: int) -> None:
         if self.optimizer is not None:
@@ -105,12 +111,3 @@ class FullPrecision:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self.parameters.values()]
         return [gradient for gradient in gradients if gradient is not None]
-
-    def _pieces(self) -> list[ParameterPiece]:
-        """Return all parameters as pieces; ranks take turns in writing them."""
-        return [
-            ParameterPiece(
-                name, parameter, 0, 0, parameter.numel(), number % self.data.size == self.data.rank
-            )
-            for number, (name, parameter) in enumerate(self.parameters.items())
-        ]
