@@ -25,7 +25,10 @@ def unlearnt_spans(sources: Sequence[PlanSource]) -> dict[int, Int64]:
 def find_unlearnt(spans: Int64, tokens: Int64) -> npt.NDArray[np.bool_]:
     """Return, for each token of a source, whether it lies within the spans."""
     index = np.searchsorted(spans[:, 1], tokens, side="right")
-    return (index < len(spans)) & (spans[np.minimum(index, len(spans) - 1), 0] <= tokens)
+    is_unlearnt: npt.NDArray[np.bool_] = (index < len(spans)) & (
+        spans[np.minimum(index, len(spans) - 1), 0] <= tokens
+    )
+    return is_unlearnt
 
 
 def mask_unlearnt(weights: Float32, located: RowLocations, unlearnt: Mapping[int, Int64]) -> None:

@@ -83,7 +83,8 @@ class ProvenShardFile:
             raise IntegrityError(f"the proof lacks chunk {missing[0]} of {self._shard.name}")
         chunks = [np.empty(0, np.uint8), *(self._chunks[number] for number in numbers)]
         base = numbers.start * CHUNK_BYTES
-        return np.concatenate(chunks)[start - base : end - base]
+        data: Bytes = np.concatenate(chunks)
+        return data[start - base : end - base]
 
     @property
     def backing(self) -> Backing:
