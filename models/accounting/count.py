@@ -49,7 +49,7 @@ def count_parameters_by_part(model: Model) -> dict[str, int]:
             counts[f"{layer.shared} (calls)"] += count_parameters(block.call)
         for name, branch in zip(layer.branches, block.branches(), strict=True):
             counts[name] += count_parameters(branch.operator)
-            norms += count_parameters(branch.norm)
+            norms += sum(count_parameters(norm) for norm in branch.norms)
     counts["norms"] = norms
     if model.head is not None:
         counts["head"] = model.head.weight.numel()

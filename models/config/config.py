@@ -50,7 +50,8 @@ class ModelConfig:
     operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]
     """Operators that the pattern names, with their options."""
     norm: NormKind = "rms"
-    """`rms-eps-outside` adds eps outside the root, as StripedHyena does."""
+    """`rms-eps-outside` adds eps outside the root, as StripedHyena does; `rms-zero-centered` stores
+    the weight less 1, as Qwen3-Next does."""
     final_norm: NormKind | None = None
     """Norm before the logits; `norm` if unset."""
     norm_eps: float = 1e-5
@@ -59,6 +60,10 @@ class ModelConfig:
     """Use the embedding as the output matrix too."""
     learned_positions: int | None = None
     """Rows in a learned position table, added to the embeddings as in GPT-2."""
+    embedding_multiplier: float = reader.added_field(1.0)
+    """Multiplies the tokens' embeddings."""
+    logits_multiplier: float = reader.added_field(1.0)
+    """Multiplies the logits. (Granite's `logits_scaling` divides them.)"""
     isolate_documents: bool = True
     """Documents packed into one row do not see each other, in any operator. false reproduces
     published runs in which they do."""
@@ -159,6 +164,8 @@ class ModelConfig:
             shown = ", ".join(map(str, layers[:8])) + (", …" if len(layers) > 8 else "")
             users = f" (layers {shown})" if layers else ""
             problems = [f"{problem}{users}" for problem in options.problems(self.width)]
+            if options.shared and (options.norm_placement, *options.multipliers) != ("pre", 1, 1):
+                problems.append("a shared block has norms of its own, and no multipliers")
             if not layers:
                 suggestion = nearest(name, undefined)
                 hint = f"; is it the `{suggestion}` of the pattern?" if suggestion else ""

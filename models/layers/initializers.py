@@ -113,6 +113,7 @@ class Initializers:
 
     def norm(self, norm: nn.Module) -> None:
         assert isinstance(norm, (RMSNorm, GatedRMSNorm, LayerNorm))
-        self.constant(norm.weight, 1.0)
+        centered = isinstance(norm, RMSNorm) and norm.zero_centered
+        self.constant(norm.weight, 0.0 if centered else 1.0)
         if isinstance(norm, LayerNorm):
             self.constant(norm.bias, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,16 +14,24 @@ from ..kernels import gated_rms_norm, rms_norm
 from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import Quantized
 from ..parallel.axes import ALONE, Axis
-from ..parallel.tensor import split_group_runs, sum_groups
+from ..parallel.tensor import reduce, split_group_runs, sum_groups
 
 
 class RMSNorm(nn.Module):
-    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside the root instead."""
+    """w · x / √(mean(x²) + eps); StripedHyena adds eps outside the root instead. Zero-centred, the
+    weight is 1 + w, and weight decay draws it to 1."""
 
     def __init__(
-        self, width: int, eps: float, *, eps_outside: bool = False, kernel: Kernel = "auto"
+        self,
+        width: int,
+        eps: float,
+        *,
+        eps_outside: bool = False,
+        zero_centered: bool = False,
+        kernel: Kernel = "auto",
     ) -> None:
         super().__init__()
+        self.zero_centered = zero_centered
         self.weight = nn.Parameter(torch.empty(width))
         self.eps = eps
         self.eps_outside = eps_outside
@@ -53,7 +63,7 @@ class RMSNorm(nn.Module):
         if not self.fused(x):
             total = x if residual is None else residual + x
             return total, self.plain(total), None
-        arguments = (self.weight, self.eps, self.eps_outside)
+        arguments = (self.gain, self.eps, self.eps_outside)
         if residual is None:
             total, normed, *stored = rms_norm.rms_norm_with_input(x, *arguments, store=store)
         elif store:
@@ -62,19 +72,26 @@ class RMSNorm(nn.Module):
             total, normed, *stored = rms_norm.add_rms_norm(residual, x, *arguments)
         return total, normed, Quantized(*stored) if stored else None
 
+    @property
+    def gain(self) -> Tensor:
+        """What multiplies the normalised input."""
+        return 1 + self.weight if self.zero_centered else self.weight
+
     def fused(self, x: Tensor) -> bool:
         """Return True if the kernel computes the norm of x, False if the twin does."""
         return uses_kernel(self.kernel, "rms_norm", x, rms_norm.unsupported_reason(x.shape[-1]))
 
     def plain(self, x: Tensor) -> Tensor:
         """The kernel's twin: the norm of x [..., width]."""
-        wide = widen(x)
-        mean_square = wide.square().mean(-1, keepdim=True)
+        return self.divide(x, widen(x).square().mean(-1, keepdim=True))
+
+    def divide(self, x: Tensor, mean_square: Tensor) -> Tensor:
+        """Return the norm of x [..., channels] with a given mean square [..., 1]."""
         if self.eps_outside:
-            normed = wide / (mean_square.sqrt() + self.eps)
+            normed = widen(x) / (mean_square.sqrt() + self.eps)
         else:
-            normed = wide * torch.rsqrt(mean_square + self.eps)
-        return self.weight * normed.to(x.dtype)
+            normed = widen(x) * torch.rsqrt(mean_square + self.eps)
+        return self.gain * normed.to(x.dtype)
 
 
 class GatedRMSNorm(nn.Module):
@@ -143,10 +160,29 @@ class LayerNorm(nn.Module):
         return False
 
 
+def norm_divided(
+    norms: Sequence[RMSNorm], inputs: Sequence[Tensor], axis: Axis
+) -> tuple[Tensor, ...]:
+    """Apply norms to tensors [..., channels / axis.size] whose channels ranks share, by one message
+    for all: the sums of their squares."""
+    if axis.size == 1:
+        return tuple(norm(x) for norm, x in zip(norms, inputs, strict=True))
+    sums = [widen(x).square().sum(-1, keepdim=True) for x in inputs]
+    widths = [x.shape[-1] * axis.size for x in inputs]
+    means = [s / width for s, width in zip(reduce(torch.stack(sums), axis), widths, strict=True)]
+    return tuple(norm.divide(x, mean) for norm, x, mean in zip(norms, inputs, means, strict=True))
+
+
 Norm = RMSNorm | LayerNorm
 
 
 def build_norm(kind: NormKind, width: int, eps: float, kernel: Kernel = "auto") -> Norm:
     if kind == "layer":
         return LayerNorm(width, eps)
-    return RMSNorm(width, eps, eps_outside=kind == "rms-eps-outside", kernel=kernel)
+    return RMSNorm(
+        width,
+        eps,
+        eps_outside=kind == "rms-eps-outside",
+        zero_centered=kind == "rms-zero-centered",
+        kernel=kernel,
+    )

@@ -1,5 +1,7 @@
 """A layer in the pattern, u ← u + mixer(norm(u)); u ← u + mlp(norm(u)) if it has an MLP.
 
+An operator with `norm_placement: post` adds norm(mixer(u)), with `both` post_norm(mixer(norm(u))).
+
 A shared block (Zamba) that feeds the layer adds to the mixer's input alone:
 
     u ← u + mixer(norm(u + call(shared, u)))
@@ -22,7 +24,7 @@ from ..config.config import ModelConfig
 from ..config.options.recompute import Rule, Selective
 from ..config.pattern import Layer
 from ..layers.initializers import Initializers
-from ..layers.norms import build_norm
+from ..layers.norms import Norm, build_norm
 from ..layers.recompute import Recomputable
 from ..operators import OPERATORS, BatchContext, Operator, SharedOperator, State
 from ..parallel.tensor import gather, scatter
@@ -33,16 +35,24 @@ def build_operator(config: ModelConfig, name: str) -> Operator:
     return OPERATORS[options.kind](options, config.width)
 
 
+def scale(x: Tensor, multiplier: float) -> Tensor:
+    """Multiply x, in no operation if by 1."""
+    return x if multiplier == 1 else x * multiplier
+
+
 class ResidualBranch(Recomputable):
-    """norm → operator: a branch that adds to the residual stream."""
+    """norm → operator → norm: a branch that adds to the residual stream, with one norm or both."""
 
     stores: bool = False
     """True if the norm stores its rows in FP8 for the operator's input projection."""
 
     def __init__(self, config: ModelConfig, name: str) -> None:
         super().__init__()
-        self.norm = build_norm(config.norm, config.width, config.norm_eps, config.kernel)
+        options = config.operators[name]
+        arguments = (config.norm, config.width, config.norm_eps, config.kernel)
+        self.norm = build_norm(*arguments) if options.norm_placement != "post" else None
         self.operator = build_operator(config, name)
+        self.post_norm = build_norm(*arguments) if options.norm_placement != "pre" else None
 
     def forward(
         self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
@@ -52,7 +62,10 @@ class ResidualBranch(Recomputable):
         computes the sum, because its kernel adds the sum's gradient to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.call_context(state, axes)
-        if self.stores and axis.size == 1:  # else rows are gathered between norm and operator
+        before, after = self.operator.options.multipliers
+        if self.norm is None:
+            u = normed = u if added is None else u + added
+        elif self.stores and axis.size == 1:  # else rows are gathered between norm and operator
             inputs = (u,) if added is None else (added, u)
             u, normed, quantized = self.norm(*inputs, store=True)
             call = replace(call, stored=quantized)
@@ -62,14 +75,21 @@ class ResidualBranch(Recomputable):
             u, normed = self.norm(u, with_input=True)
         else:
             normed = self.norm(u)
-        y = scatter(self.operator(gather(normed, axis), call), axis)
+        y = scatter(self.operator(gather(scale(normed, before), axis), call), axis)
+        y = scale(y if self.post_norm is None else self.post_norm(y), after)
         if not call.losses:
             return u, y, None
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size
 
+    @property
+    def norms(self) -> list[Norm]:
+        """Norms before and after the operator."""
+        return [norm for norm in (self.norm, self.post_norm) if norm is not None]
+
     def init_weights(self, init: Initializers) -> None:
-        init.norm(self.norm)
+        for norm in self.norms:
+            init.norm(norm)
         self.operator.init_weights(init)
 
 

@@ -44,15 +44,18 @@ class EmbeddingTable(nn.Module):
 
 @dataclass(frozen=True)
 class Embedding:
-    """u = tokens[id], or tokens[id] + positions[position] with learned positions."""
+    """u = multiplier · tokens[id], plus positions[position] with learned positions."""
 
     tokens: EmbeddingTable
     positions: EmbeddingTable | None = None
+    multiplier: float = 1.0
 
     def __call__(self, ids: Tensor, batch: BatchContext) -> Tensor:
         """Embed ids [rows, length]; return this rank's tokens of u, [rows, length / tp, width]."""
         axis = batch.axes.tensor
         u = look_up_rows(self.tokens, ids, axis)
+        if self.multiplier != 1:
+            u = u * self.multiplier
         if self.positions is not None:
             u = u + look_up_rows(self.positions, batch.positions, axis)
         return scatter(u, axis)
@@ -60,16 +63,20 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Unembedding:
-    """logits = hidden · tableᵀ, and their loss."""
+    """logits = multiplier · hidden · tableᵀ, and their loss."""
 
     table: EmbeddingTable
     kernel: Kernel = "auto"
+    multiplier: float = 1.0
 
     def logits(self, hidden: Tensor, axis: Axis) -> Tensor:
         """Return logits [rows, length, vocab_size / tp], this rank's vocabulary shard; hidden
         [rows, length / tp, width]."""
-        logits: Tensor = self.table(gather(hidden, axis), F.linear)
+        logits: Tensor = self.table(gather(self._scale(hidden), axis), F.linear)
         return logits
+
+    def _scale(self, hidden: Tensor) -> Tensor:
+        return hidden if self.multiplier == 1 else hidden * self.multiplier
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
@@ -86,7 +93,9 @@ class Unembedding:
         }
         if uses_kernel(self.kernel, "linear_cross_entropy", hidden):
             compute_loss = partial(fused_loss, targets=targets, weights=weights, **options)
-            fused: tuple[Tensor, Tensor] = self.table(gather(hidden, axis), compute_loss)
+            fused: tuple[Tensor, Tensor] = self.table(
+                gather(self._scale(hidden), axis), compute_loss
+            )
             return fused
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
         totals, row_sums = zip(*(row_losses(*row, **options) for row in per_row), strict=True)

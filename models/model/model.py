@@ -75,8 +75,10 @@ class Model(nn.Module):
         final_norm = config.final_norm or config.norm
         self.norm = build_norm(final_norm, width, config.norm_eps, config.kernel)
         self.head = None if config.tie_embeddings else EmbeddingTable(config.vocab_size, width)
-        self.embed = Embedding(self.embedding, self.positions)
-        self.unembed = Unembedding(self.head or self.embedding, config.kernel)
+        self.embed = Embedding(self.embedding, self.positions, config.embedding_multiplier)
+        self.unembed = Unembedding(
+            self.head or self.embedding, config.kernel, config.logits_multiplier
+        )
 
     def forward(
         self,

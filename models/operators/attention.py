@@ -1,4 +1,7 @@
-"""Attention: softmax(q·kᵀ/√d)·v over the document's past; query heads may share keys and values."""
+"""Attention: softmax(q·kᵀ/√d)·v over the document's past; query heads may share keys and values.
+
+With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate).
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from ..layers.attention.ring_flash import ring_flash_attention
 from ..layers.attention.rows import row_attention
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
-from ..layers.norms import RMSNorm
+from ..layers.norms import RMSNorm, norm_divided
 from ..layers.rope import rotate, rotation
 from ..parallel.axes import Axes, Axis
 from ..parallel.heads import gather_rows_of_heads, scatter_rows_of_heads
-from ..parallel.local_shard import ShardingSpec
+from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.ring import FirstKeys, Zigzag, ring_attention
 from ..parallel.tensor import select_local_groups
 from .base import BatchContext, Operator, State
@@ -33,29 +36,45 @@ class Attention(Operator):
         self.head_dim = head_dim = options.dim(input_width or width)
         kv_width = head_dim * (options.kv_heads or options.heads)
         widths = {"q": head_dim * options.heads, "k": kv_width, "v": kv_width}
+        if options.output_gate:
+            widths["gate"] = widths["q"]
         self.qkv = SplitLinear(input_width or width, widths, bias=options.qkv_bias)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
+        self.over_heads = options.qk_norm_over == "projection"
         if options.qk_norm:
-            self.q_norm = RMSNorm(head_dim, options.qk_norm_eps, kernel=options.kernel)
-            self.k_norm = RMSNorm(head_dim, options.qk_norm_eps, kernel=options.kernel)
+            self.q_norm, self.k_norm = (
+                RMSNorm(
+                    widths[part] if self.over_heads else head_dim,
+                    options.qk_norm_eps,
+                    zero_centered=options.qk_norm_kind == "rms-zero-centered",
+                    kernel=options.kernel,
+                )
+                for part in "qk"
+            )
         self.out = OutputLinear(head_dim * options.heads, width, bias=options.output_bias)
-        self.scale = head_dim**-0.5
+        self.scale = options.softmax_scale or head_dim**-0.5
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         """Map x [b, t, width] to [b, t, width]."""
         # q [b, t, heads·head_dim]   k, v [b, t, kv_heads·head_dim], of this rank
-        q, k, v = self.qkv(x, batch.stored)
-        return self.attend(q, k, v, batch)
+        q, k, v, *gate = self.qkv(x, batch.stored)
+        return self.attend(q, k, v, batch, *gate)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from q, k and v as in `forward`."""
-        num_heads = self.options.heads
-        group_layout = (self.options.kv_heads or num_heads, num_heads, batch.axes.tensor)
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, gate: Tensor | None = None
+    ) -> Tensor:
+        """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from q, k and v as in `forward`; `gate` is
+        like q."""
+        num_heads, axis = self.options.heads, batch.axes.tensor
+        group_layout = (self.options.kv_heads or num_heads, num_heads, axis)
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is not None and k_norm is not None and self.over_heads:
+            q, k = norm_divided((q_norm, k_norm), (q, k), axis)
         q = q.unflatten(-1, (-1, self.head_dim))
         k, v = select_local_groups(k, *group_layout), select_local_groups(v, *group_layout)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+        if q_norm is not None and k_norm is not None and not self.over_heads:
+            q, k = q_norm(q), k_norm(k)
         if self.options.rope is not None:
             rope, num_channels = self.options.rope, self.options.rope.channels or self.head_dim
             cos, sin = batch.derive(
@@ -63,7 +82,10 @@ class Attention(Operator):
             )
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
-        out: Tensor = self.out(self.attend_across_ranks(q, k, v, batch).flatten(2))
+        attended = self.attend_across_ranks(q, k, v, batch).flatten(2)
+        if gate is not None:
+            attended = attended * gate.sigmoid()
+        out: Tensor = self.out(attended)
         return out
 
     def attend_across_ranks(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
@@ -160,7 +182,9 @@ class Attention(Operator):
                 init.norm(norm)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
-        return {**outputs("qkv", self.qkv), **inputs("out")}
+        norms = ("q_norm.weight", "k_norm.weight") if self.q_norm and self.over_heads else ()
+        sharded = dict.fromkeys(norms, Sharded(0))
+        return {**outputs("qkv", self.qkv), **inputs("out"), **sharded}
 
     def flops(self, length: int) -> dict[str, float]:
         # All pairs of the row, as plain torch computes them; skipping masked ones halves this.

@@ -3,6 +3,8 @@
 z, x, B, C, dt = split(u·W)                 x, B, C ← silu(conv4(x, B, C))
 S_t = exp(Δ_t·A)·S_{t−1} + Δ_t·x_t⊗B_t      Δ = softplus(dt + b), A = −exp(A_log)
 y_t = S_t·C_t + D·x_t                       out = RMSNorm(y·silu(z))·W_out
+
+Falcon-H1 has no norm, and multiplies z, x, B, C and dt by constants.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..config.options.mamba2 import Mamba2Options
 from ..layers.initializers import Initializers
@@ -29,8 +32,8 @@ class Mamba2(Operator):
 
     def __init__(self, options: Mamba2Options, width: int) -> None:
         super().__init__(options, width)
-        inner = options.expand * width  # h·p
-        self.heads = heads = inner // options.head_dim
+        inner = options.inner(width)  # h·p
+        self.heads = heads = options.num_heads(width)
         BC_width = options.groups * options.state_size  # g·n
         widths = {"z": inner, "x": inner, "B": BC_width, "C": BC_width, "dt": heads}
         # B, C and dt select states: they stay out of FP8.
@@ -40,7 +43,8 @@ class Mamba2(Operator):
         self.A_log = nn.Parameter(torch.empty(heads))
         self.D = nn.Parameter(torch.empty(heads))
         norm_groups = options.norm_groups or options.groups
-        self.norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
+        norm = GatedRMSNorm(inner, options.norm_eps, groups=norm_groups, kernel=options.kernel)
+        self.norm = norm if options.gated_norm else None
         self.output = OutputLinear(inner, width, bias=options.bias)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
@@ -50,6 +54,11 @@ class Mamba2(Operator):
         z_width, *xBC_widths, dt_width = self.input.parts.values()
         # z [b, t, h·p]   xBC [b, t, h·p + 2·g·n]   dt [b, t, h]
         z, xBC, dt = self.input(u, batch.stored, sizes=[z_width, sum(xBC_widths), dt_width])
+        if options.projection_multipliers is not None:
+            z_factor, *xBC_factors, dt_factor = options.projection_multipliers
+            parts = zip(xBC.split(xBC_widths, dim=-1), xBC_factors, strict=True)
+            z, dt = z * z_factor, dt * dt_factor
+            xBC = torch.cat([part * factor for part, factor in parts], dim=-1)
         xBC = self.conv(xBC, batch, silu=True, kernel=options.kernel)
         if options.groups % tp.size:  # the heads of a rank share groups with those of others
             x, *BC = xBC.split(xBC_widths, dim=-1)
@@ -74,7 +83,9 @@ class Mamba2(Operator):
             chunk=options.chunk,
             kernel="torch" if batch.state is not None else options.kernel,
         )
-        if self.output.takes_stored:  # the norm's kernel writes its output in FP8, too
+        if self.norm is None:
+            normed, stored = y * F.silu(z), None
+        elif self.output.takes_stored:  # the norm's kernel writes its output in FP8, too
             normed, stored = self.norm(y, z, tp, store=True)
         else:
             normed, stored = self.norm(y, z, tp), None
@@ -87,7 +98,8 @@ class Mamba2(Operator):
         init_dt_bias(self.dt_bias, init)
         init.uniform(self.A_log, 1, 16, torch.log)
         init.constant(self.D, 1.0)
-        init.norm(self.norm)
+        if self.norm is not None:
+            init.norm(self.norm)
         init.output(self.output)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
@@ -97,7 +109,8 @@ class Mamba2(Operator):
         return {
             **outputs("input", self.input),
             **dict.fromkeys(("conv.taps", "conv.bias"), xBC),
-            **dict.fromkeys(("dt_bias", "A_log", "D", "norm.weight"), Sharded(0)),
+            **dict.fromkeys(("dt_bias", "A_log", "D"), Sharded(0)),
+            **({} if self.norm is None else {"norm.weight": Sharded(0)}),
             **inputs("output"),
         }
 

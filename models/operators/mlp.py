@@ -95,6 +95,9 @@ class GLU(Operator):
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         """Map x [b, t, width] to [b, t, width]."""
         gate_up = self.gate_up(x, batch.stored, joined=True)
+        if (multiplier := self.options.gate_multiplier) != 1:
+            gate, up = gate_up.chunk(2, dim=-1)
+            gate_up = torch.cat([multiplier * gate, up], dim=-1)
         out: Tensor = self.down(
             *gate_for_product(self.down, gate_up, self.options.activation, self.options.kernel)
         )

@@ -49,7 +49,10 @@ def quantize(model: Model, config: Fp8Config | None) -> Model:
             matrix.module.fp8 = True
     for branch in chain.from_iterable(block.branches() for block in model.typed_blocks()):
         readers = (child for child in branch.operator.children() if isinstance(child, SplitLinear))
-        branch.stores = isinstance(branch.norm, RMSNorm) and any(child.fp8 for child in readers)
+        reads_norm = (
+            isinstance(branch.norm, RMSNorm) and branch.operator.options.input_multiplier == 1
+        )
+        branch.stores = reads_norm and any(child.fp8 for child in readers)
     return model
 
 

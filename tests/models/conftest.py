@@ -23,6 +23,18 @@ GLU = {"kind": "glu", "hidden": 24}
 MIXERS: dict[str, dict[str, Any]] = {
     "mha": {"kind": "attention", "heads": 4},
     "gqa": {"kind": "attention", "heads": 4, "kv_heads": 2, "qk_norm": True, "qkv_bias": True},
+    "gated": {
+        "kind": "attention",
+        "heads": 4,
+        "kv_heads": 2,
+        "qk_norm": True,
+        "qk_norm_over": "projection",
+        "qk_norm_kind": "rms-zero-centered",
+        "output_gate": True,
+        "softmax_scale": 0.4,
+        "norm_placement": "post",
+        "rope": {"channels": 2},
+    },
     "window": {"kind": "attention", "heads": 2, "window": 5, "rope": {"base": 100.0}},
     "llama3": {
         "kind": "attention",
@@ -39,6 +51,18 @@ MIXERS: dict[str, dict[str, Any]] = {
         "groups": 4,
         "chunk": 16,
         "bias": True,
+    },
+    "mamba2-plain": {
+        "kind": "mamba2",
+        "state_size": 4,
+        "head_dim": 6,
+        "heads": 2,
+        "chunk": 8,
+        "gated_norm": False,
+        "projection_multipliers": [0.5, 2, 3, 0.7, 1.5],
+        "norm_placement": "both",
+        "input_multiplier": 2,
+        "output_multiplier": 0.5,
     },
     "gdn": {
         "kind": "delta",
@@ -149,10 +173,10 @@ def one_operator(name: str, **more: Any) -> ModelConfig:
 def everything(**more: Any) -> ModelConfig:
     shared = {"kind": "zamba-block", "heads": 4, "hidden": 24, "rope": {}, "lora_rank": 3}
     mixers = (
-        "gqa",
+        "gated",
         "mamba1",
         "mamba2",
-        "mamba2-groups",
+        "mamba2-plain",
         "gdn",
         "se",
         "mr-toeplitz",
@@ -170,10 +194,11 @@ def everything(**more: Any) -> ModelConfig:
         "b": {**shared, "rope": None, "lora_rank": 0},
     }
     pattern = (
-        "[gqa, mamba2/none, a>mamba1/moe, se&mlp, gdn/none, mr-toeplitz/hyena-mlp, li/sigmoid]"
-        "+ [b>mamba2-groups, a>mha/none]"
+        "[gated, mamba2/none, a>mamba1/moe, se&mlp, gdn/none, mr-toeplitz/hyena-mlp, li/sigmoid]"
+        "+ [b>mamba2-plain, a>mha/none]"
     )
-    return tiny_model_config(pattern, operators, mlp="glu", **more)
+    multipliers = {"embedding_multiplier": 3.0, "logits_multiplier": 0.5}
+    return tiny_model_config(pattern, operators, mlp="glu", **multipliers, **more)
 
 
 TINY = {**{name: (lambda n=name: one_operator(n)) for name in MIXERS}, "everything": everything}

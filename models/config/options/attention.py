@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ....console.config import added_field
 from .base import FusedOptions, check_divides
 from .rope import Rope
 
@@ -26,9 +27,17 @@ class AttentionOptions(FusedOptions):
     window: int | None = None
     """Tokens that a query sees, itself included; its whole past if unset."""
     qk_norm: bool = False
-    """Apply RMSNorm to each head's queries and keys before rotating them."""
-    qk_norm_eps: float = 1e-6
+    """Apply RMSNorm to queries and keys before rotating them."""
+    qk_norm_eps: float = added_field(1e-6)
     """Epsilon in `qk_norm`."""
+    qk_norm_over: Literal["head", "projection"] = added_field("head")
+    """What `qk_norm` normalises: each head, or all heads together (as in OLMo 2)."""
+    qk_norm_kind: Literal["rms", "rms-zero-centered"] = added_field("rms")
+    """`qk_norm`'s weight: w, or 1 + w."""
+    softmax_scale: float | None = added_field(None)
+    """Multiplies the scores before the softmax; head_dim^−½ if unset."""
+    output_gate: bool = added_field(False)
+    """Multiply the heads' outputs by sigmoid(x·W_gate), as Qwen3-Next does."""
     qkv_bias: bool = False
     """Add a bias in the projections to queries, keys and values."""
     output_bias: bool = False
@@ -47,6 +56,8 @@ class AttentionOptions(FusedOptions):
                 yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
         if not self.qk_norm_eps > 0:
             yield f"qk_norm_eps must be above 0, not {self.qk_norm_eps}"
+        if self.softmax_scale is not None and not self.softmax_scale > 0:
+            yield f"softmax_scale must be above 0, not {self.softmax_scale}"
         if self.window is not None and self.window < 1:
             yield f"window must be at least 1 token, not {self.window}"
 

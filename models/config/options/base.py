@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from ....console.config import added_field
 from .names import Kernel
 
 
@@ -18,10 +19,22 @@ class OperatorOptions:
     tokenwise: ClassVar[bool] = False
     """True if each token is mapped by itself, so that generation needs no state."""
     kind: str
+    norm_placement: Literal["pre", "post", "both"] = added_field("pre")
+    """Norm of the operator's input (pre), of its output before it is added to the residual stream
+    (post, as in OLMo 2), or of both (a sandwich)."""
+    input_multiplier: float = added_field(1.0)
+    """Multiplies the operator's input, after its norm."""
+    output_multiplier: float = added_field(1.0)
+    """Multiplies what the operator adds to the residual stream, after its norm."""
 
     def problems(self, width: int) -> Iterator[str]:
         """Yield the errors in these options at this model width, with their numbers."""
         yield from ()
+
+    @property
+    def multipliers(self) -> tuple[float, float]:
+        """Multipliers of input and output."""
+        return self.input_multiplier, self.output_multiplier
 
     def tp_sizes(self, width: int) -> dict[str, int]:
         """Return the sizes that tp must divide, by name."""

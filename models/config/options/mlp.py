@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from ....console.config import added_field
 from .base import FusedOptions, OperatorOptions
 from .names import Activation
 
@@ -40,6 +41,8 @@ class GLUOptions(FusedOptions):
     """silu for SwiGLU, gelu for GEGLU; `identity` reproduces the released Evo 2 models."""
     bias: bool = False
     """Add biases in the projections."""
+    gate_multiplier: float = added_field(1.0)
+    """Multiplies x·W_gate before the activation, as in Falcon-H1."""
 
     def problems(self, width: int) -> Iterator[str]:
         if self.hidden < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypedDict
 
-NormKind = Literal["rms", "rms-eps-outside", "layer"]
+NormKind = Literal["rms", "rms-eps-outside", "rms-zero-centered", "layer"]
 Kernel = Literal["auto", "triton", "torch"]
 Method = Literal["auto", "direct", "toeplitz", "fft"]
 Activation = Literal["silu", "gelu", "gelu-tanh", "quick-gelu", "relu", "relu2", "identity"]

@@ -153,6 +153,8 @@ def find_defect(case: str) -> str:
         return "all groups of the gated norm are one"
     if case.startswith("bamba") and (5, 0) <= VERSION < (5, 16):
         return "RoPE turns all channels, not half of them"
+    if case == "zamba2" and (5, 0) <= VERSION < (5, 24):
+        return "corrections stand in the wrong shared block"
     return ""
 
 
@@ -238,6 +240,8 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_trip_keeps_every_bit(case: str, tmp_path: Path) -> None:
+    if case == "zamba2" and (reason := find_defect(case)):
+        pytest.skip(reason)
     theirs = theirs_of(case)
     save(theirs, tmp_path / "theirs")
     config, tensors = read_model(tmp_path / "theirs")

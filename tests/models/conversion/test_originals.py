@@ -24,6 +24,7 @@ transformers.logging.set_verbosity_error()
 from transformers.models.mamba.modeling_mamba import MambaMixer  # noqa: E402
 from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated  # noqa: E402
 
+VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
 ZAMBA = {
     "vocab_size": 37,
     "hidden_size": 32,
@@ -95,6 +96,8 @@ def test_a_zamba_that_transformers_saved_is_read(tmp_path: Path) -> None:
 
 def test_a_zamba2_that_transformers_saved_is_read(tmp_path: Path) -> None:
     """transformers 4.57 can save it as `.bin` files alone, with the weights under every call."""
+    if (5, 0) <= VERSION < (5, 24):
+        pytest.skip("corrections stand in the wrong shared block")
     theirs = theirs_of("zamba2", ZAMBA2)
     theirs.save_pretrained(tmp_path / "whole", safe_serialization=False)
     assert apart(ours_of(tmp_path / "whole"), logits_of(theirs)) < 1e-5

@@ -229,7 +229,7 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
     ],
 )
 def test_blocks_compile_without_a_graph_break(
-    packed: bool, recompute: Recompute, everything: Model
+    packed: bool, recompute: Recompute, everything: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every kind of block, also with packed rows; only FFTs break, as layouts depend on data."""
     tokens = tokens_of(2, 48)
@@ -237,7 +237,9 @@ def test_blocks_compile_without_a_graph_break(
     documents = Documents.build(cuts, (2, 48)) if packed else None
     eager = everything(tokens, documents)
     everything.set_recompute(recompute)
-    torch.compiler.reset()  # torch limits how often the code of a block is compiled
+    torch.compiler.reset()
+    # torch limits how often the code of a block is compiled.
+    monkeypatch.setattr("torch._dynamo.config.recompile_limit", 64)
     for block in everything.typed_blocks():
         block.compile(backend="eager", fullgraph=True)
     assert (everything(tokens, documents) - eager).abs().max() < 1e-12

@@ -90,7 +90,7 @@ def relative(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def heads_divide(model: Model, ranks: Ranks) -> bool:
-    heads = [getattr(options, "heads", 0) for options in model.config.operators.values()]
+    heads = [getattr(options, "heads", 0) or 0 for options in model.config.operators.values()]
     return all(number % ranks.size == 0 for number in heads)
 
 

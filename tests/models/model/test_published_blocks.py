@@ -1,0 +1,169 @@
+"""Blocks of published families beside transformers: norms, gates and multipliers, with random
+weights. (Their norms compute in fp32.)"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.console.config import build
+from headrace.models.config.config import ModelConfig
+from headrace.models.model.model import Model
+
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+ATTENTION = {"kind": "attention", "heads": 4, "kv_heads": 2}
+GLU = {"kind": "glu", "hidden": 48}
+NAMES = {
+    "embed_tokens.weight": "embedding.weight",
+    "norm.weight": "norm.weight",
+    "self_attn.o_proj": "mixer.operator.out",
+    "self_attn.q_norm": "mixer.operator.q_norm",
+    "self_attn.k_norm": "mixer.operator.k_norm",
+    "mlp.down_proj": "mlp.operator.down",
+}
+
+
+def theirs_of(kind: str, **settings: Any) -> Any:
+    """Build a model of transformers, whose every weight matters."""
+    torch.manual_seed(3)
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **settings})
+    config._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def ours_of(theirs: Any, norms: Mapping[str, str], **config: Any) -> Model:
+    """Build our model with the weights of `theirs`; `norms` maps their names of a layer's norms."""
+    data = {"vocab_size": 37, "width": 32, "mlp": "glu", "tie_embeddings": False, **config}
+    model = Model(build(ModelConfig, data, source="a test")).double().eval()
+    weights: dict[str, Tensor] = dict(theirs.state_dict())
+    head = weights.pop("lm_head.weight")
+    ours = {"head.weight": head}
+    joined: dict[str, dict[str, Tensor]] = {}
+    parts = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv"}
+    parts |= {"gate_proj": "gate_up", "up_proj": "gate_up"}
+    for name, weight in weights.items():
+        short = name.removeprefix("model.")
+        number, _, rest = short.removeprefix("layers.").partition(".")
+        layer = f"blocks.{number}." if short.startswith("layers.") else ""
+        rest = rest if layer else short
+        words = rest.split(".")
+        if len(words) > 2 and words[-2] in parts:
+            branch = "mixer" if words[0] == "self_attn" else "mlp"
+            target = f"{layer}{branch}.operator.{parts[words[-2]]}.weight"
+            joined.setdefault(target, {})[words[-2]] = weight
+            continue
+        for their_name, our_name in {**NAMES, **norms}.items():
+            if rest.startswith(their_name):
+                ours[layer + rest.replace(their_name, our_name)] = weight
+    for target, tensors in joined.items():
+        if tensors.keys() == {"q_proj", "k_proj", "v_proj"}:
+            matrices = [tensors[part] for part in ("q_proj", "k_proj", "v_proj")]
+            if len(matrices[0]) > 32:  # Qwen3-Next: a head's queries, then its gate
+                q, gate = matrices[0].unflatten(0, (4, 2, -1)).unbind(1)
+                matrices = [q.flatten(0, 1), *matrices[1:], gate.flatten(0, 1)]
+        else:
+            matrices = [tensors["gate_proj"], tensors["up_proj"]]
+        ours[target] = torch.cat(matrices)
+    model.load_state_dict(ours)
+    return model
+
+
+def apart(ours: Model, theirs: Any) -> float:
+    ids = torch.randint(0, 37, (2, 19), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+        return float((ours(ids) - expected).abs().max() / expected.abs().max())
+
+
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 8.0,
+}
+
+
+def test_multipliers_are_granites() -> None:
+    theirs = theirs_of("granite", **GRANITE)
+    norms = {"input_layernorm": "mixer.norm", "post_attention_layernorm": "mlp.norm"}
+    config: dict[str, Any] = {
+        "pattern": "[attention] * 2",
+        "norm_eps": theirs.config.rms_norm_eps,
+        "embedding_multiplier": 3,
+        "logits_multiplier": 1 / 8,
+        "operators": {
+            "attention": {**ATTENTION, "softmax_scale": 0.2, "output_multiplier": 0.4},
+            "glu": {**GLU, "output_multiplier": 0.4},
+        },
+    }
+    assert apart(ours_of(theirs, norms, **config), theirs) < 1e-6
+    for key in ("embedding_multiplier", "logits_multiplier"):
+        assert apart(ours_of(theirs, norms, **{**config, key: 1}), theirs) > 1e-3
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_olmo2_has_norms_after_its_operators_and_over_all_heads(norm: str) -> None:
+    theirs = theirs_of("olmo2")
+    name = "norm" if norm == "pre" else "post_norm"
+    norms = {
+        "post_attention_layernorm": f"mixer.{name}",
+        "post_feedforward_layernorm": f"mlp.{name}",
+    }
+    qk_norm = {"qk_norm": True, "qk_norm_over": "projection", "qk_norm_eps": 1e-5}
+    ours = ours_of(
+        theirs,
+        norms,
+        pattern="[attention] * 2",
+        norm_eps=theirs.config.rms_norm_eps,
+        operators={
+            "attention": {**ATTENTION, **qk_norm, "norm_placement": norm},
+            "glu": {**GLU, "norm_placement": norm},
+        },
+    )
+    assert (apart(ours, theirs) < 1e-6) == (norm == "post")
+
+
+@pytest.mark.parametrize("norm", ["rms-zero-centered", "rms"])
+def test_qwen3_next_gates_attention_and_centers_the_weights_of_norms(norm: str) -> None:
+    theirs = theirs_of(
+        "qwen3_next",
+        layer_types=["full_attention"] * 2,
+        head_dim=8,
+        mlp_only_layers=[0, 1],
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+    )
+    attention = {
+        **ATTENTION,
+        "rope": {"base": 50, "channels": 4},
+        "qk_norm": True,
+        "qk_norm_kind": norm,
+        "output_gate": True,
+    }
+    ours = ours_of(
+        theirs,
+        {"input_layernorm": "mixer.norm", "post_attention_layernorm": "mlp.norm"},
+        pattern="[attention] * 2",
+        norm=norm,
+        norm_eps=1e-6,
+        operators={"attention": attention, "glu": GLU},
+    )
+    assert (apart(ours, theirs) < 1e-6) == (norm == "rms-zero-centered")
