@@ -14,7 +14,7 @@ from .calls import Call
 from .cases.case import Case
 from .cases.convolutions import direct_case, fft_case, modal_case
 from .cases.fp8 import fp8_gated_norm_case, fp8_glu_case, fp8_norm_case, fp8_rounding_case
-from .cases.scans import selective_scan_case, ssd_case
+from .cases.scans import delta_case, selective_scan_case, ssd_case
 from .cases.tokens import (
     gated_norm_case,
     glu_case,
@@ -114,6 +114,23 @@ def _selective_scan(call: Call) -> Iterator[Case]:
         yield _fix_sizes(case, heads * channels, dtypes)
 
 
+def _delta(call: Call) -> Iterator[Case]:
+    heads, key_dim = call.shapes["k"][2:]
+    value_heads, value_dim = call.shapes["v"][2:]
+    dtypes = call.named_dtypes(q="q", k="k", v="v", g="g", beta="beta", state="state")
+    for packed in (False, True):
+        case = delta_case(
+            heads,
+            value_heads,
+            by_channel=call.width("g") > 1,
+            state="state" in call,
+            packed=packed,
+            key_dim=key_dim,
+            value_dim=value_dim,
+        )
+        yield _fix_sizes(case, value_heads * value_dim, dtypes)
+
+
 def _norm(call: Call) -> Iterator[Case]:
     eps, outside = call.options["eps"], call.options["eps_outside"]
     residual = "residual" in call
@@ -206,6 +223,7 @@ CASES_BY_OP: Mapping[str, Callable[[Call], Iterator[Case]]] = {
     "modal": _modal,
     "ssd": _ssd,
     "selective_scan": _selective_scan,
+    "delta": _delta,
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "rms_norm_fp8": _fp8_norm,

@@ -9,6 +9,7 @@ NEXT = ("gated_rms_norm", "rms_norm", "ssd")
 """Kernels with next programs: faster by the counts of their binaries, but on no device so far. The
 commit that confirms one on a device deletes the old program."""
 KERNELS = (
+    "delta",
     "fft_convolution",
     "gated_rms_norm",
     "glu",

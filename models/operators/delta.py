@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from ..config.options.delta import DeltaOptions
 from ..config.precision import widen
 from ..layers.delta.rule import score_flops
-from ..layers.delta.scan import plain
+from ..layers.delta.scan import delta_scan
 from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
@@ -98,11 +98,11 @@ class Delta(Operator):
         dt_bias: Tensor,
         batch: BatchContext,
     ) -> Tensor:
-        """Return y [b, t, states, value_dim], with shapes as in `plain`."""
+        """Return y [b, t, states, value_dim], with shapes as in `delta_scan`."""
         options = self.options
         # In generation, the state S [b, states, key_dim, value_dim] goes on from the last call.
         cache = batch.state.tensors if batch.state is not None else {}
-        y, cache["delta"] = plain(
+        y, cache["delta"] = delta_scan(
             qkv,
             decay,
             beta,
@@ -116,6 +116,7 @@ class Delta(Operator):
             state=cache.get("delta"),
             axis=batch.axes.context,
             chunk=options.chunk,
+            kernel="torch" if batch.state is not None else options.kernel,
         )
         return y
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...models.config.options.rope import Rope
+from ...models.layers.delta.scan import delta_scan
 from ...models.layers.gated_convolution import gated_convolution, gated_modal
 from ...models.layers.gated_scan import gated_scan
 from ...models.layers.grouped import group_ends, grouped_product
@@ -154,6 +155,21 @@ def ssd(draw: RandomInputs, size: int) -> KernelCall:
     )
 
 
+def delta(draw: RandomInputs, size: int) -> KernelCall:
+    """Return the delta rule with `size` key channels for each of about as many value channels."""
+    heads = max(draw.width // size, 1)
+    value_dim = draw.width // heads
+    inputs = {
+        "qkv": draw.sequences(heads * (2 * size + value_dim)),
+        "decay": draw.sequences(heads),
+        "beta": draw.sequences(heads),
+        "A_log": draw.exact(heads),
+        "dt_bias": draw.exact(heads, low=-4, high=-3),
+    }
+    dims = {"key_head_dim": size, "value_head_dim": value_dim}
+    return KernelCall(lambda **inputs: delta_scan(**inputs, **dims)[0], inputs)
+
+
 def selective_scan(draw: RandomInputs, size: int) -> KernelCall:
     """Return Mamba-1's scan with `size` states per channel."""
     inputs = {
@@ -198,6 +214,7 @@ KERNELS: dict[str, tuple[MakeCall, tuple[int | str, ...]]] = {
     "fft_convolution": (fft_convolution, ("length",)),
     "modal": (modal, (16,)),
     "ssd": (ssd, (128,)),
+    "delta": (delta, (128,)),
     "selective_scan": (selective_scan, (16,)),
     RING: (ring, (32, 64)),
 }

@@ -37,7 +37,7 @@ MESSAGE_LAUNCHES = 3
 call and the wait. Measured on a CPU with messages that send nothing."""
 Reshard = bool | None
 """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
-SCANS = ("ssd", "selective_scan", "modal")
+SCANS = ("ssd", "selective_scan", "modal", "delta")
 """Kernels that pass a state from rank to rank of the context axis."""
 CONVOLUTIONS = ("short_convolution", "toeplitz")
 """Kernels that read the last tokens of the rank before theirs."""
@@ -168,12 +168,15 @@ class _LayerMessages(NamedTuple):
         if work.kind != "kernel":
             return 0.0
         size, channels, _ = work.shape  # size: numbers in a channel's state, or taps
-        if work.name == "modal" and split.hyena_li == "a2a":
+        forms = {"modal": split.hyena_li, "delta": split.delta}
+        if forms.get(work.name) == "a2a":
             return self._channel_exchange_seconds(
                 4 * channels / split.tp * tokens * self.number_bytes
             )
         if work.name in SCANS:
             state = split.rows * channels / split.tp * size * 4
+            if work.name == "delta":  # a transition matrix, if values are as wide as keys
+                state *= 2
             return machine.chain(state, split.cp, split.tp)
         if work.name in CONVOLUTIONS:
             halo = split.rows * channels / split.tp * max(1, size - 1) * self.number_bytes

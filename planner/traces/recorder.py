@@ -12,8 +12,8 @@ from ...models.config.options.recompute import OPERATIONS, Results
 from ...models.parallel.whole_results import CompositeResultMode, Compute
 from .work import EXPERTS, Work
 
-SIZE_ARGUMENTS = ("taps", "rates", "A")
-"""Kernel arguments whose last dimension is the number of taps or of states."""
+SIZE_ARGUMENTS = ("taps", "rates", "A", "q")
+"""Kernel arguments whose last dimension is the number of taps, of states or of key channels."""
 PRODUCTS = {
     "aten::mm": (0, 1),
     "aten::addmm": (1, 2),

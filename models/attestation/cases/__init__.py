@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .case import Case
 from .convolutions import fft_cases, modal_cases, short_convolution_cases, toeplitz_cases
-from .scans import selective_scan_cases, ssd_cases
+from .scans import delta_cases, selective_scan_cases, ssd_cases
 from .tokens import (
     gated_norm_cases,
     glu_cases,
@@ -28,6 +28,7 @@ def all_cases() -> list[Case]:
         *modal_cases(),
         *ssd_cases(),
         *selective_scan_cases(),
+        *delta_cases(),
         *norm_cases(),
         *gated_norm_cases(),
         *rope_cases(),

@@ -1,14 +1,16 @@
-"""Mamba's scans: SSD and the selective scan."""
+"""Scans: Mamba's (SSD and the selective scan), and the delta rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...config.options.names import Kernel
+from ...layers.delta.scan import kernel_delta_rule, normalize
 from ...layers.gated_scan import gated_scan
 from ...layers.mixed_scan import mixed_scan
 from .case import SHORT, Case, Draw, Inputs, InputShape
@@ -100,3 +102,49 @@ def selective_scan_case(heads: int, size: int, *, state: bool, packed: bool) -> 
 
     name = f"{heads} heads, {size} states{', a state' * state}{', packed' * packed}"
     return Case("selective_scan", name, make, make_run("triton"), make_run("torch"), SHORT)
+
+
+def delta_cases() -> Iterator[Case]:
+    yield delta_case(1, 2, by_channel=False, state=True, packed=True)
+    yield delta_case(1, 1, by_channel=False, state=False, packed=False)
+    yield delta_case(1, 2, by_channel=True, state=False, packed=False)
+    yield delta_case(1, 1, by_channel=True, state=True, packed=True)
+
+
+def delta_case(
+    heads: int,
+    value_heads: int,
+    *,
+    by_channel: bool,
+    state: bool,
+    packed: bool,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+) -> Case:
+    """Default sizes are 128 and, in narrow shapes, small and odd."""
+
+    def make(draw: Draw, shape: InputShape) -> Inputs:
+        over, narrow = (shape.rows, shape.length), shape.width < 100
+        keys, values = key_dim or (17 if narrow else 128), value_dim or (10 if narrow else 128)
+        inputs: Inputs = {
+            "q": normalize(draw.normal("q", *over, heads, keys)),
+            "k": normalize(draw.normal("k", *over, heads, keys)),
+            "v": draw.normal("v", *over, value_heads, values),
+            "g": -draw.normal("g", *over, value_heads, keys if by_channel else 1).float().abs(),
+            "beta": 2 * draw.normal("beta", *over, value_heads).float().sigmoid(),
+        }
+        if state:
+            inputs["state"] = draw.normal("state", shape.rows, value_heads, keys, values).float()
+        if packed:
+            inputs["documents"] = draw.documents(shape, continued=state)
+        return inputs
+
+    def make_run(kernel: Kernel) -> Callable[..., Any]:
+        return partial(kernel_delta_rule, kernel=kernel)
+
+    sizes = f" of {key_dim} × {value_dim}" if key_dim else ""
+    decays = "decays by channel" if by_channel else "decays by head"
+    name = f"{heads} heads, {value_heads} states{sizes}, {decays}"
+    name += ", a state" * state + ", packed" * packed
+    tiny = InputShape(1, 40, 72)  # the interpreter is slow on pairs with decays of their own
+    return Case("delta", name, make, make_run("triton"), make_run("torch"), tiny)

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...config.options.names import Kernel
 from ...config.precision import widen
 from ...documents import Documents
+from ...kernels import delta as kernels
+from ...kernels.choice import uses_kernel
 from ...parallel.axes import ALONE, Axis
 from .rule import delta_rule
 
@@ -18,7 +21,7 @@ NORM_EPS = 1e-6
 """Epsilon in |x| = √(Σ x² + ε), as published."""
 
 
-def plain(
+def delta_scan(
     qkv: Tensor,
     decay: Tensor,
     beta: Tensor,
@@ -33,6 +36,7 @@ def plain(
     state: Tensor | None = None,
     axis: Axis = ALONE,
     chunk: int = 64,
+    kernel: Kernel = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return y [rows, length, value_heads, value_head_dim] and the final state [rows, value_heads,
     key_head_dim, value_head_dim].
@@ -40,18 +44,18 @@ def plain(
     qkv [rows, length, 2 · heads · key_head_dim + value_heads · value_head_dim] holds q, k and v;
     decay [rows, length, value_heads or value_heads · key_head_dim], dt_bias alike; beta [rows,
     length, value_heads], A_log [value_heads]; state, the initial one, like the final one. `axis` is
-    the context-parallel axis.
+    the context-parallel axis. Only plain torch reads `chunk`.
     """
     value_heads = beta.shape[-1]
     value_width = value_heads * value_head_dim
     key_width = (qkv.shape[-1] - value_width) // 2
-    q, k, v = widen(qkv).split([key_width, key_width, value_width], dim=-1)
-    q, k = (x.unflatten(-1, (-1, key_head_dim)) for x in (q, k))
+    q, k, v = qkv.split([key_width, key_width, value_width], dim=-1)
+    q, k = (widen(x.unflatten(-1, (-1, key_head_dim))) for x in (q, k))
     if qk_norm:
         q, k = normalize(q), normalize(k)
     rates = torch.exp(widen(A_log)).unsqueeze(-1)
     steps = F.softplus(widen(decay) + widen(dt_bias))
-    y, final = delta_rule(
+    return kernel_delta_rule(
         q * key_head_dim**-0.5,
         k,
         v.unflatten(-1, (value_heads, -1)),
@@ -61,8 +65,36 @@ def plain(
         state=state,
         axis=axis,
         chunk=chunk,
+        kernel=kernel,
     )
-    return y.to(qkv.dtype), final
+
+
+def kernel_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    documents: Documents | None = None,
+    *,
+    state: Tensor | None = None,
+    axis: Axis = ALONE,
+    chunk: int = 64,
+    kernel: Kernel = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Compute `delta_rule` by the fused kernel, in v's dtype, or in plain torch."""
+    problem = kernels.unsupported_reason(k.shape[-1], v.shape[-1])
+    if uses_kernel(kernel, "delta", v, problem):
+        positions = documents.positions if documents is not None else None
+        y, final, *_ = kernels.delta(
+            q.to(v.dtype), k.to(v.dtype), v, g, beta, state, positions, axis.name
+        )
+        return y, final
+    y, final = delta_rule(
+        widen(q), widen(k), widen(v), widen(g), widen(beta), documents,
+        state=state, axis=axis, chunk=chunk,
+    )  # fmt: skip
+    return y.to(v.dtype), final
 
 
 def normalize(x: Tensor) -> Tensor:

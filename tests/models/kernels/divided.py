@@ -20,7 +20,7 @@ from headrace.console.config import build
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
-from headrace.models.kernels import gated_rms_norm, modal, selective_scan, ssd
+from headrace.models.kernels import delta, gated_rms_norm, modal, selective_scan, ssd
 from headrace.models.layers.norms import GatedRMSNorm
 from headrace.models.model.model import Model
 from headrace.models.parallel.axes import ALONE, Axes, Axis
@@ -29,10 +29,13 @@ ROWS, LENGTH = 1, 32
 CUTS = torch.tensor([0, 7, 20, 32])
 """The second document crosses the border between the ranks' shards."""
 ALL = "[li, ssd, mamba, mr, se/glu]"
+DELTA = {"kind": "delta", "key_head_dim": 3, "value_head_dim": 4}
 OPERATORS: dict[str, dict[str, Any]] = {
     "li": {"kind": "hyena-li", "state_size": 3},
     "ssd": {"kind": "mamba2", "state_size": 5, "head_dim": 4, "groups": 2, "norm_groups": 1},
     "mamba": {"kind": "mamba1", "state_size": 3, "dt_rank": 2},
+    "gdn": {**DELTA, "heads": 1, "value_heads": 2, "max_beta": 2},
+    "kda": {**DELTA, "heads": 2, "decay": "channel"},
     "mr": {"kind": "hyena-mr", "groups": 2, "taps": 29, "filter_horizon": 64},
     "se": {"kind": "hyena-se", "groups": 2},
     "glu": {"kind": "glu", "hidden": 8},
@@ -136,8 +139,9 @@ def forgetful(direction: bool) -> Callable[..., Tensor]:
     """Exchange states, but drop those of one direction: a fault that the comparison must find."""
     right = modal.receive_state
 
-    def entering(*arguments: Any, backward: bool) -> Tensor:
-        return right(*arguments, backward=backward) * float(backward != direction)
+    def entering(*arguments: Any, backward: bool, **options: Any) -> Tensor:
+        state = right(*arguments, backward=backward, **options)
+        return state * float(backward != direction)
 
     return entering
 
@@ -146,11 +150,12 @@ def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     modal.BLOCK, modal.BLOCKS, ssd.CHUNK, ssd.CHUNKS = 4, 2, 4, 2  # several chunks in a shard
-    selective_scan.CHUNK = 8
+    selective_scan.CHUNK = delta.CHUNK = delta.BLOCK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
     found = {
         "states": apart(context),
+        "states and transition matrices": apart(context, "[gdn, kda]"),
         "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
         "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
     }
@@ -158,7 +163,8 @@ def main(store: str, rank: int) -> None:
         found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
     with mock.patch.object(gated_rms_norm, "sum_groups", unsummed):
         found["groups whose sums are on one rank"] = norms_apart(axis, 3)
-    for kernel, pattern in ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]")):
+    scans = ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]"), (delta, "[gdn]"))
+    for kernel, pattern in scans:
         for direction in (False, True):
             with mock.patch.object(kernel, "receive_state", forgetful(direction)):
                 found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)

@@ -24,12 +24,13 @@ from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases import all_cases
 from headrace.models.attestation.cases.case import Draw
 from headrace.models.attestation.cases.compare import measure_errors
-from headrace.models.kernels import fft_convolution, layout
+from headrace.models.kernels import delta, fft_convolution, layout
 from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
 fft_convolution.MAX_NUMBERS = 1  # a few channels at a time
+delta.CHUNK, delta.CHANNELS = 32, 16  # several blocks of tokens and of channels
 layout.PROGRAMS = 4  # several tiles for each program, and a rest
 modal.BLOCK = modal.BLOCKS = 4
 modal.TOKEN_BYTES = 512  # all channels: several tiles for each of several chunks

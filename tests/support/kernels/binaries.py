@@ -28,6 +28,7 @@ from headrace.models.attestation.cases.case import Case, Draw, InputShape
 from headrace.models.attestation.cases.compare import evaluate
 from headrace.models.kernels import (
     choice,
+    delta,
     gated_rms_norm,
     layout,
     linear_cross_entropy,
@@ -73,9 +74,11 @@ class Launch:
         """True if it has matrix products, which must run on the matrix units."""
         scalar = (
             *("modal_scan_states", "ssd_scan_states"),
-            *("ssd_delta", "ssd_backward_dt", "ssd_backward_sum_BC"),
+            *("ssd_delta", "ssd_backward_dt", "ssd_backward_sum_BC", "delta_cumsum"),
         )
-        return self.name.startswith(("modal", "ssd", "toeplitz")) and self.name not in scalar
+        return (
+            self.name.startswith(("delta", "modal", "ssd", "toeplitz")) and self.name not in scalar
+        )
 
     @property
     def configuration(self) -> str:
@@ -129,7 +132,7 @@ def divided() -> Iterator[None]:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     axis = Axis(dist.group.WORLD, 0, 2)
     with ExitStack() as patched:
-        for module in (gated_rms_norm, linear_cross_entropy, modal, selective_scan, ssd):
+        for module in (delta, gated_rms_norm, linear_cross_entropy, modal, selective_scan, ssd):
             patched.enter_context(mock.patch.object(module, "find_axis", lambda _: axis))
         yield
 
