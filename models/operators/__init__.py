@@ -14,12 +14,14 @@ from .hyena_mr import HyenaMR
 from .hyena_se import HyenaSE
 from .mamba1 import Mamba1
 from .mamba2 import Mamba2
+from .mla import MLA
 from .mlp import GLU, MLP
 from .moe import MoE
 from .zamba import ZambaBlock
 
 OPERATORS: dict[str, type[Operator]] = {
     "attention": Attention,
+    "mla": MLA,
     "mamba1": Mamba1,
     "mamba2": Mamba2,
     "delta": Delta,

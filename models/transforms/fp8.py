@@ -127,7 +127,8 @@ def _operator_matrices(
             if path.partition(".")[0] in operator.once:
                 yield Matrix(name, 0.0, "runs once for a batch")
             else:
-                yield Matrix(name, _flops(module), "router")
+                reason = "router" if operator.experts else "the same on all tensor-parallel ranks"
+                yield Matrix(name, _flops(module), reason)
     if stacks := operator.stacks():
         flops = operator.flops(1)
         total = flops.get("experts", 0.0) + flops.get("projections", 0.0)

@@ -241,7 +241,10 @@ def with_default(field: dataclasses.Field[Any]) -> Any:
 # Tensors
 
 
-MODELS = ("tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer", "tiny-zamba")
+MODELS = (
+    "tiny-deepseek", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer",
+    "tiny-zamba",
+)  # fmt: skip
 
 
 def test_names_of_parameters() -> None:
@@ -277,6 +280,13 @@ PATTERNS = {"zamba-block": "[x>m]"}
 NEEDED: dict[str, dict[str, int]] = {
     "attention": {"heads": 2},
     "delta": {"heads": 2},
+    "mla": {
+        "heads": 2,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
     "hyena-se": {"groups": 4},
     "hyena-mr": {"groups": 4},
     "glu": {"hidden": 32},

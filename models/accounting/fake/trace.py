@@ -113,6 +113,7 @@ def _cut_at_gradients(
     handles = [
         leaf.register_post_accumulate_grad_hook(partial(cut, name))
         for name, leaf in parameters.items()
+        if leaf.requires_grad
     ]
     try:
         yield

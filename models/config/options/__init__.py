@@ -17,12 +17,14 @@ from .hyena_mr import HyenaMROptions
 from .hyena_se import HyenaSEOptions
 from .mamba1 import Mamba1Options
 from .mamba2 import Mamba2Options
+from .mla import MLAOptions
 from .mlp import GLUOptions, MLPOptions
 from .moe import MoEOptions
 from .zamba import ZambaBlockOptions
 
 OPTIONS: dict[str, type[OperatorOptions]] = {
     "attention": AttentionOptions,
+    "mla": MLAOptions,
     "mamba1": Mamba1Options,
     "mamba2": Mamba2Options,
     "delta": DeltaOptions,

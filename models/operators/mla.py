@@ -1,0 +1,136 @@
+"""Multi-head latent attention: keys and values of all heads come from one small vector per token.
+
+    c = RMSNorm(x·W_kv_a),  r = rope(x·W_r)                 kept for each token, shared by all heads
+    q = [rope(q_r), q_n],   q_r, q_n = RMSNorm(x·W_q_a)·W_q_b          (or x·W_q)
+    k = [r, c·W_k],  v = c·W_v,   y = softmax(q·kᵀ·scale)·v·W_o
+
+A whole pass expands c to keys and values, and is attention with as many heads of keys. Generation
+keeps c and r, and absorbs the expansions into queries and outputs:
+
+    q·kᵀ = q_r·r + (q_n·W_kᵀ)·c,   y = (softmax(…)·c)·W_v
+
+The channels that turn come first in a head, and turn in pairs (i, i + d/2); a published model with
+another order has the same function after its rows are reordered.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..config.options.attention import AttentionOptions
+from ..config.options.mla import MLAOptions
+from ..layers.attention.rows import row_attention
+from ..layers.initializers import Initializers
+from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
+from ..layers.norms import RMSNorm
+from ..layers.rope import rotate, rotation
+from ..parallel.local_shard import ShardingSpec
+from .attention import Attention, attention_mask
+from .base import BatchContext, State
+
+
+class MLA(Attention):
+    Options = MLAOptions
+
+    def __init__(self, options: MLAOptions, width: int) -> None:
+        heads, kernel = options.heads, options.kernel
+        inner = AttentionOptions(heads=heads, head_dim=options.head_dim, kernel=kernel, rope=None)
+        super().__init__(inner, width)
+        del self.qkv
+        self.mla = options
+        self.scale = options.softmax_scale or options.qk_head_dim**-0.5
+        q_rank, kv_rank = options.q_lora_rank, options.kv_lora_rank
+        self.q_a = nn.Linear(width, q_rank, bias=False) if q_rank else None
+        self.q_a_norm = RMSNorm(q_rank, options.norm_eps, kernel=kernel) if q_rank else None
+        self.q_b = SplitLinear(q_rank or width, {"q": heads * options.qk_head_dim})
+        self.kv_a = nn.Linear(width, kv_rank + options.qk_rope_head_dim, bias=False)
+        self.kv_a_norm = RMSNorm(kv_rank, options.norm_eps, kernel=kernel)
+        parts = {"k": heads * options.qk_nope_head_dim, "v": heads * options.v_head_dim}
+        self.kv_b = SplitLinear(kv_rank, parts)
+        self.out = OutputLinear(heads * options.v_head_dim, width, bias=False)
+
+    def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
+        """Map x [b, t, width] to [b, t, width]."""
+        options = self.mla
+        q_input = x if self.q_a is None or self.q_a_norm is None else self.q_a_norm(self.q_a(x))
+        # q [b, t, heads, rope + nope]   latent [b, t, rank]   rope_key [b, t, 1, rope]
+        q = self.q_b(q_input, joined=True).unflatten(-1, (-1, options.qk_head_dim))
+        sizes = [options.kv_lora_rank, options.qk_rope_head_dim]
+        latent, rope_key = self.kv_a(x).split(sizes, dim=-1)
+        latent, rope_key = self.kv_a_norm(latent), rope_key.unsqueeze(2)
+        if options.rope is not None:
+            cos, sin = rotation(options.rope, batch.positions, options.qk_rope_head_dim)
+            q, rope_key = (rotate(t, cos, sin, options.kernel) for t in (q, rope_key))
+        if batch.state is None:
+            y = self.attend_across_ranks(*self.expand(q, latent, rope_key), batch)
+        else:
+            y = self.attend_cached(q, latent, rope_key, batch, batch.state)
+        out: Tensor = self.out(y[..., : options.v_head_dim].flatten(2))
+        return out
+
+    def expand(self, q: Tensor, latent: Tensor, rope_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, keys and values [b, t, heads, head_dim], padded with zeros."""
+        options = self.mla
+        k, v = self.kv_b(latent)
+        k = k.unflatten(-1, (-1, options.qk_nope_head_dim))
+        v = v.unflatten(-1, (-1, options.v_head_dim))
+        k = torch.cat([rope_key.expand(-1, -1, k.shape[2], -1), k], dim=-1)
+        q, k, v = (F.pad(t, (0, options.head_dim - t.shape[-1])) for t in (q, k, v))
+        return q, k, v
+
+    def attend_cached(
+        self, q: Tensor, latent: Tensor, rope_key: Tensor, batch: BatchContext, state: State
+    ) -> Tensor:
+        """Attend to all tokens that `state` has seen and to those of this call, which it takes up.
+        The first call expands its latents; later ones absorb the expansions."""
+        new_tokens, options = torch.cat([rope_key.squeeze(2), latent], dim=-1), self.mla
+        mask = attention_mask(batch, q.shape[1], None)
+        seen = append_latents(new_tokens, state)
+        if not state.seen:
+            return self.masked_attention(*self.expand(q, latent, rope_key), mask)
+        q_rope, q_nope = q.split([options.qk_rope_head_dim, options.qk_nope_head_dim], dim=-1)
+        rows = list(self.kv_b.parts.values())
+        k_rows, v_rows = self.kv_b.weight.split(rows)
+        k_rows = k_rows.unflatten(0, (-1, options.qk_nope_head_dim))
+        v_rows = v_rows.unflatten(0, (-1, options.v_head_dim))
+        q = torch.cat([q_rope, torch.einsum("bthn,hnr->bthr", q_nope, k_rows)], dim=-1)
+        keys = seen.unsqueeze(2).expand(-1, -1, q.shape[2], -1)
+        attended = row_attention(q, keys, keys, mask, scale=self.scale)
+        mean_latent = attended[..., options.qk_rope_head_dim :]
+        return torch.einsum("bthr,hvr->bthv", mean_latent, v_rows)
+
+    def init_weights(self, init: Initializers) -> None:
+        for linear in (self.q_a, self.q_b, self.kv_a, self.kv_b):
+            if linear is not None:
+                init.linear(linear)
+        for norm in (self.q_a_norm, self.kv_a_norm):
+            if norm is not None:
+                init.norm(norm)
+        init.output(self.out)
+
+    def sharding_spec(self, ranks: int) -> ShardingSpec:
+        """Shard by heads: all ranks compute all latents."""
+        return {**outputs("q_b", self.q_b), **outputs("kv_b", self.kv_b), **inputs("out")}
+
+    def flops(self, length: int) -> dict[str, float]:
+        # All pairs of the row, without the padding of heads.
+        channels = self.mla.qk_head_dim + self.mla.v_head_dim
+        return {"attention": 2.0 * length * channels * self.mla.heads}
+
+    def step_flops(self, seen: int) -> dict[str, float]:
+        # The expansions of keys and values cost as much where they are absorbed.
+        channels = self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
+        return {"attention": 4.0 * seen * channels * self.mla.heads}
+
+
+def append_latents(new_tokens: Tensor, state: State) -> Tensor:
+    """Append new_tokens [rows, new, channels] to the cache; return those of all tokens."""
+    end = state.seen + new_tokens.shape[1]
+    assert end <= state.capacity, "the sequence fits into the cache"
+    if "latents" not in state.tensors:
+        shape = (len(new_tokens), state.capacity, new_tokens.shape[2])
+        state.tensors["latents"] = new_tokens.new_zeros(shape)
+    state.tensors["latents"][:, state.seen : end] = new_tokens
+    return state.tensors["latents"][:, :end]
