@@ -6,7 +6,7 @@ each model with its file in configs/models. A dry run takes a tiny model with th
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options import OPTIONS
@@ -61,6 +61,46 @@ TINY = {
     "mamba2-1.3b": mamba2("[mamba]", 50, 32, 16, 16),
 }
 """Stand-ins for a dry run."""
+
+
+@dataclass(frozen=True)
+class Wide:
+    """Layers of a shipped model at full width, as many as fit into 80 GB, and a micro-batch."""
+
+    model: str
+    pattern: str
+    kinds: str
+    """The same pattern with each of its layers once: their weights stand for all."""
+    rows: int
+    tokens: int
+    tiny: str
+    """Stand-in for a dry run."""
+
+
+WIDE = {
+    "llama2-7b, 18 layers": Wide(
+        "llama2-7b", "[attention] * 18", "[attention]", 2, 4096, "transformer-1b"
+    ),
+    "evo2-7b, 18 layers": Wide(
+        "evo2-7b-8k",
+        "([se, mr, li] * 2 + [attention]) * 2 + [se, mr, li, attention]",
+        "[se, mr, li, attention]",
+        1,
+        8192,
+        "hybrid-1b",
+    ),
+}
+
+
+def load_wide(name: str, *, kinds: bool = False) -> ModelConfig:
+    """Read a model of WIDE from its YAML, with all of its layers or each kind once."""
+    from headrace.models.config.config import load_model_config
+
+    config, wide = load_model_config(WIDE[name].model), WIDE[name]
+    pattern = wide.kinds if kinds else wide.pattern
+    used = {key: value for key, value in config.operators.items() if key in pattern}
+    mlp = {config.mlp: config.operators[config.mlp]} if config.mlp else {}
+    return replace(config, pattern=pattern, operators={**used, **mlp})
 
 
 def with_kernels(config: ModelConfig, kernel: Kernel) -> ModelConfig:

@@ -39,9 +39,9 @@ def documents(tokens: int, seed: int = 0, median: float = MEDIAN) -> list[int]:
     return ends
 
 
-def plan_rows(vocab_size: int, steps: int, tokens: int, micro_batches: int = 1) -> SyntheticPlan:
-    """Plan steps of micro-batches of one row."""
-    config = SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=micro_batches, warmup=0)
+def plan_rows(vocab_size: int, steps: int, tokens: int, batch_rows: int = 1) -> SyntheticPlan:
+    """Plan steps of rows of random tokens."""
+    config = SyntheticConfig(steps=steps, seq_len=tokens, batch_rows=batch_rows, warmup=0)
     return SyntheticPlan(config=config, vocab_size=vocab_size, seed=0)
 
 
@@ -55,17 +55,22 @@ def train(
     tokens: int,
     boundaries: Boundaries,
     micro_batches: int = 1,
+    rows: int = 1,
     guard: Guard | None = None,
     **options: Any,
 ) -> None:
-    """Train for some steps; a micro-batch is one row of so many tokens. `options` are of the
-    loop."""
-    plan = plan_rows(vocab_size, steps, tokens, micro_batches)
-    chosen = LoopOptions(micro_batch_tokens=tokens, seed=0, guard=guard or Guard(), **options)
+    """Train for some steps; a micro-batch has rows of so many tokens. `options` are of the loop."""
+    plan = plan_rows(vocab_size, steps, tokens, micro_batches * rows)
+    chosen = LoopOptions(
+        micro_batch_tokens=rows * tokens, seed=0, guard=guard or Guard(), **options
+    )
 
     def packed(batch: SyntheticBatch) -> SyntheticBatch:
-        [row] = batch.rows
-        ends = torch.tensor(boundaries(row), dtype=torch.int32)
+        bounds = [boundaries(row) for row in batch.rows]
+        ends = torch.tensor(
+            [0, *(index * tokens + end for index, row in enumerate(bounds) for end in row[1:])],
+            dtype=torch.int32,
+        )
         if parallel.device.type != "cuda":
             return replace(batch, cu_seqlens=ends)
         # As the loader's prefetch does it: a copy from pinned memory does not wait.
@@ -73,11 +78,11 @@ def train(
         pinned = {name: tensor.pin_memory() for name, tensor in pinned.items()}
         return replace(batch, cu_seqlens=ends, **pinned)
 
-    def rows(start: int, size: int) -> Iterator[list[SyntheticBatch]]:
+    def load(start: int, size: int) -> Iterator[list[SyntheticBatch]]:
         loader = SyntheticLoader(plan, rank=0, world=1, micro_batch=size, start_step=start)
         return ([packed(batch) for batch in step] for step in loader)
 
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
     )
-    Loop(plan, rows, lambda _: 1e-4, engine, parallel, chosen, hooks=hooks).run(start)
+    Loop(plan, load, lambda _: 1e-4, engine, parallel, chosen, hooks=hooks).run(start)

@@ -8,13 +8,16 @@ from typing import Literal
 
 import torch
 
-from benchmarks._gpu_models import MODELS, TINY
+from benchmarks._gpu_models import MODELS, TINY, WIDE, load_wide
 from benchmarks._synthetic_run import documents
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.config.options.recompute import Recompute
 
 BASE = "bf16"
+TOKENS = 16_384
+HOST_TOKENS = 2048
+"""Tokens of a row with which the device is faster than the host: its time is the host's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,10 @@ class Line:
 
     model: str
     packed: bool = True
+    tokens: int = TOKENS
+    """Tokens of a row."""
+    rows: int = 1
+    """Rows of a micro-batch."""
     micro_batches: int = 1
     kernels: Literal["auto", "torch"] = "auto"
     compiled: bool = False
@@ -38,6 +45,7 @@ class Line:
     def name(self) -> str:
         words = [
             "" if self.packed else "one document",
+            "" if self.tokens == TOKENS else f"{self.rows} x {self.tokens:,} tokens",
             f"{self.micro_batches} micro-batches" if self.micro_batches > 1 else "",
             "" if self.kernels == "auto" else "plain torch",
             "compiled" if self.compiled else "",
@@ -55,8 +63,12 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a row, which is a micro-batch."""
-        return 32 if self.dry else 16_384
+        """Tokens of a row of most lines, and of a peer's."""
+        return 32 if self.dry else TOKENS
+
+    def row_tokens(self, line: Line) -> int:
+        """Return the tokens of a line's row."""
+        return self.tokens if self.dry else line.tokens
 
     @property
     def smoke_tokens(self) -> int:
@@ -82,33 +94,38 @@ class Sizes:
         return "cpu" if self.dry else "cuda"
 
     def model(self, name: str) -> ModelConfig:
+        if name in WIDE:
+            return TINY[WIDE[name].tiny] if self.dry else load_wide(name)
         return (TINY if self.dry else MODELS)[name]
 
-    def boundaries(self, packed: bool, row: int) -> Sequence[int]:
-        if not packed:
-            return [0, self.tokens]
-        return documents(self.tokens, row, 8 if self.dry else 700)
+    def boundaries(self, line: Line, row: int) -> Sequence[int]:
+        """Return the bounds of the documents of a row."""
+        tokens = self.row_tokens(line)
+        return documents(tokens, row, 8 if self.dry else 700) if line.packed else [0, tokens]
 
-    def pairs(self, packed: bool, row: int = 0) -> float:
+    def pairs(self, line: Line, row: int = 0) -> float:
         """Return the tokens that a token attends to, on average over a row."""
-        ends = torch.tensor(self.boundaries(packed, row), dtype=torch.float64)
-        return float(ends.diff().square().sum()) / (2 * self.tokens)
+        ends = torch.tensor(self.boundaries(line, row), dtype=torch.float64)
+        return float(ends.diff().square().sum()) / (2 * self.row_tokens(line))
 
 
 def lines() -> list[Line]:
     """Return all lines: first each model packed and not, then one change at a time."""
     first = [Line(model=model, packed=packed) for packed in (True, False) for model in MODELS]
+    wide = [
+        Line(model=name, packed=False, tokens=wide.tokens, rows=wide.rows)
+        for name, wide in WIDE.items()
+    ]
     changes = [
-        {"compiled": True},
         *({"precision": name} for name in PRECISIONS if name not in ("fp32", BASE)),
+        {"compiled": True},
+        {"tokens": HOST_TOKENS},
         {"micro_batches": 4},
         {"recompute": "block"},
         {"kernels": "torch"},
     ]
-    return [
-        *first,
-        *(replace(Line(model=model), **change) for change in changes for model in MODELS),
-    ]
+    changed = [replace(Line(model=model), **change) for change in changes for model in MODELS]
+    return [*first, *wide, *changed]
 
 
 def predictable() -> list[Line]:

@@ -46,8 +46,8 @@ def measured(
         return float(found)
 
     result = timed_steps(step, sizes)
-    counts = speed(Line(model=model, packed=False), sizes)
-    return result.text(counts, sizes.pairs(False))
+    line = Line(model=model, packed=False)
+    return result.text(speed(line, sizes), sizes.pairs(line))
 
 
 def compiled(function: Any, sizes: Sizes) -> Any:
@@ -213,11 +213,12 @@ def chunked_loss(hidden: Tensor, targets: Tensor, matrix: Tensor) -> Tensor:
     return torch.stack(parts).sum()
 
 
+BY_HAND = "peer of transformer-1b, by hand, compiled"
 PEERS: dict[str, Callable[[Sizes], str]] = {
     "peer of transformer-1b, Llama of transformers": partial(
         of_transformers, "transformer-1b", llama
     ),
     "peer of transformer-1b, by hand": partial(by_hand, False),
-    "peer of transformer-1b, by hand, compiled": partial(by_hand, True),
+    BY_HAND: partial(by_hand, True),
     "peer of mamba2-1.3b, Mamba-2 of transformers": partial(of_transformers, "mamba2-1.3b", mamba2),
 }

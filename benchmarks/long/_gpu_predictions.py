@@ -10,40 +10,43 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 from ._gpu_lines import Line, Sizes
 
-HARDWARE = ("h100", "h200")
-PREDICTION = "prediction of "
-"""Begins the name of a prediction's line."""
 COMMAND = (
     *(sys.executable, "-m", "headrace.trainer.cli", "plan", "--json"),
     *("--gpus", "1", "--roofline"),
 )
 
 
-def prediction_name(line: Line, hardware: str) -> str:
-    return f"{PREDICTION}{line.name} on an {hardware.upper()}"
+def predict(line: Line, hardware: str = "h100") -> dict[str, Any]:
+    """Return the planner's tokens/s, memory and recompute for a line, or its error."""
+    from headrace.console.config import dump
 
-
-def predict(line: Line, hardware: str) -> str:
-    """Return the planner's seconds, rate and memory for a line, or its error."""
-    tokens = Sizes(dry=False).tokens
-    sizes = ("--seq-len", str(tokens), "--batch-tokens", str(tokens))
     root = str(Path(__file__).parents[2] / ".root")  # headrace, if it is not installed
-    planned = subprocess.run(
-        [*COMMAND, "--model", line.model, *sizes, "--hardware", hardware],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model.yaml"
+        model.write_text(dump(Sizes(dry=False).model(line.model)))
+        tokens = line.rows * line.tokens
+        sizes = ("--seq-len", str(line.tokens), "--batch-tokens", str(tokens))
+        path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+        planned = subprocess.run(
+            [*COMMAND, "--model", str(model), *sizes, "--hardware", hardware],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
     if planned.returncode:
-        return f"failed: {' '.join(planned.stderr.split())[-300:]}"
+        return {"failed": " ".join(planned.stderr.split())[-300:]}
     plan = json.loads(planned.stdout)["plan"]
     seconds, memory = plan["predicted"]["seconds"], plan["predicted"]["memory"]
-    recomputed = " and ".join(sorted({str(layer["recompute"]) for layer in plan["layers"]}))
-    return (
-        f"{tokens / seconds:,.0f} tokens/s, {1e3 * seconds:.1f} ms a step, memory "
-        f"{memory / 2**30:.1f} GiB, {plan['engine']['kind']}, recompute {recomputed}"
-    )
+    return {
+        "tokens_per_second": tokens / seconds,
+        "seconds": seconds,
+        "memory": memory,
+        "engine": plan["engine"]["kind"],
+        "recompute": sorted({str(layer["recompute"]) for layer in plan["layers"]}),
+    }

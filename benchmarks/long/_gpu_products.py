@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headrace.models.documents import Documents
 from headrace.models.layers.attention.packed import packed_attention
 
-from ._gpu_lines import Sizes
+from ._gpu_lines import Line, Sizes
 from ._kernel_measures import Clock
 
 LARGEST = 448.0
@@ -55,7 +55,7 @@ def whole(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def packed(sizes: Sizes) -> Callable[..., Tensor]:
     """Return attention within packed documents, as the operator computes it on CUDA."""
-    ends = torch.tensor(sizes.boundaries(True, 0), dtype=torch.int32)
+    ends = torch.tensor(sizes.boundaries(Line(model="transformer-1b"), 0), dtype=torch.int32)
     documents = Documents.build(ends, (1, sizes.tokens)).to(torch.device(sizes.device))
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

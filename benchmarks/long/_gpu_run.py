@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks._gpu_models import with_kernels
+from benchmarks._gpu_models import WIDE, load_wide, with_kernels
 from benchmarks._synthetic_run import plan_rows, train
 from headrace.models.config.options.names import Backend, Kernel
 from headrace.models.config.options.precision import PRECISIONS
@@ -50,11 +51,16 @@ def make_job(line: Line, sizes: Sizes) -> Job:
         fp8=PRECISIONS[line.precision].fp8,
         processes=1,
         device=sizes.device,
-        micro_batch_tokens=sizes.tokens,
+        micro_batch_tokens=sizes.row_tokens(line) * line.rows,
         recompute=line.recompute,
         engine=Fsdp2Config(compile=line.compiled, compile_backend=backend),
     )
-    plan = plan_rows(model.vocab_size, sizes.timed + sizes.traced, sizes.tokens, line.micro_batches)
+    plan = plan_rows(
+        model.vocab_size,
+        sizes.timed + sizes.traced,
+        sizes.row_tokens(line),
+        line.micro_batches * line.rows,
+    )
     return Job(folder=RunFolder("gpu_step"), run=run, model=model, plan=plan)
 
 
@@ -67,15 +73,67 @@ def join(device: Literal["cpu", "cuda"]) -> Parallel:
 
 
 @cache
-def weights_of(model: str, sizes: Sizes) -> dict[str, Tensor]:
-    """Return the initial weights: they are drawn once for all lines of a model."""
-    return dict(initial_weights(sizes.model(model), 0))
+def weights_of(model: str, sizes: Sizes, folder: Path | None) -> Mapping[str, Tensor]:
+    """Return the initial weights of a model: from its file in `folder`, or drawn."""
+    file = folder and folder / f"{model}.safetensors"
+    if file and file.exists():
+        from safetensors.torch import load_file
+
+        weights = load_file(file)
+    elif model in WIDE and not sizes.dry:
+        weights = dict(initial_weights(load_wide(model, kinds=True), 0))
+    else:
+        weights = dict(initial_weights(sizes.model(model), 0))
+    if model in WIDE and not sizes.dry:
+        return Repeated(weights, model)
+    return weights
 
 
-def build(line: Line, sizes: Sizes) -> Engine:
-    """Return a line's engine with the initial weights of its model."""
+def draw_weights(model: str, sizes: Sizes, folder: Path) -> None:
+    """Draw the initial weights of a model into its file."""
+    from safetensors.torch import save_file
+
+    weights = weights_of(model, sizes, None)
+    weights = weights.weights if isinstance(weights, Repeated) else weights
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{model}.unfinished"
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, unfinished)
+    unfinished.rename(folder / f"{model}.safetensors")
+
+
+class Repeated(Mapping[str, Tensor]):
+    """Weights of one layer of each kind, for all layers: they are drawn in seconds, and a step
+    takes as long."""
+
+    def __init__(self, weights: Mapping[str, Tensor], model: str) -> None:
+        kinds = load_wide(model, kinds=True).layers
+        self.weights = weights
+        self.blocks = [kinds.index(layer) for layer in load_wide(model).layers]
+
+    def _source(self, name: str) -> str:
+        return re.sub(r"(?<=^blocks\.)\d+", lambda number: str(self.blocks[int(number[0])]), name)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.weights[self._source(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        for name in self.weights:
+            if not name.startswith("blocks."):
+                yield name
+        for block, source in enumerate(self.blocks):
+            prefix = f"blocks.{source}."
+            for name in self.weights:
+                if name.startswith(prefix):
+                    yield f"blocks.{block}.{name.removeprefix(prefix)}"
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def build(line: Line, sizes: Sizes, folder: Path | None = None) -> Engine:
+    """Return a line's engine with the initial weights of its model (`weights_of`)."""
     engine = build_engine(make_job(line, sizes), join(sizes.device))
-    load_weights(engine, weights_of(line.model, sizes))
+    load_weights(engine, weights_of(line.model, sizes, folder))
     return engine
 
 
@@ -147,17 +205,17 @@ def speed(line: Line, sizes: Sizes) -> Speed:
     config = sizes.model(line.model)
     return count_speed(
         config,
-        [sizes.pairs(line.packed)],
+        [sizes.pairs(line)],
         rules=expand_rules(line.recompute, len(config.layers)),
         peak=device_peak(sizes.device),
         fp8=PRECISIONS[line.precision].fp8,
     )
 
 
-def measure(line: Line, sizes: Sizes, trace: Path) -> str:
+def measure(line: Line, sizes: Sizes, trace: Path, weights: Path | None = None) -> str:
     """Return the text of a line; its traced steps go into a file."""
     job = make_job(line, sizes)
-    engine = build(line, sizes)
+    engine = build(line, sizes, weights)
     memory = Memory(sizes.device)
     steps = range(sizes.timed, sizes.timed + sizes.traced)
     tracer = Tracer(steps, sizes.device == "cuda", trace)
@@ -178,19 +236,20 @@ def measure(line: Line, sizes: Sizes, trace: Path) -> str:
             job.model.vocab_size,
             [Turns(), recorder],
             steps=steps.stop,
-            tokens=sizes.tokens,
-            boundaries=lambda row: sizes.boundaries(line.packed, row),
+            tokens=sizes.row_tokens(line),
+            boundaries=lambda row: sizes.boundaries(line, row),
             micro_batches=line.micro_batches,
+            rows=line.rows,
         )
     measured = Measured(
-        tokens=sizes.tokens * line.micro_batches,
+        tokens=sizes.row_tokens(line) * line.rows * line.micro_batches,
         seconds=median(recorder.seconds[sizes.warm : sizes.timed]),
         first=recorder.seconds[0],
         allocated=memory.allocated,
         reserved=memory.reserved,
         shares=tracer.result(),
     )
-    return measured.text(speed(line, sizes), sizes.pairs(line.packed))
+    return measured.text(speed(line, sizes), sizes.pairs(line))
 
 
 def timed_steps(step: Callable[[], object], sizes: Sizes) -> Measured:

@@ -54,7 +54,7 @@ def take_step(sizes: Sizes, line: Line) -> Step:
     engine = build(line, sizes)
     generator = torch.Generator().manual_seed(1)
     row = torch.randint(model.vocab_size, (1, tokens + 1), generator=generator)
-    ends = [end for end in sizes.boundaries(True, 0) if end < tokens]
+    ends = [end for end in sizes.boundaries(line, 0) if end < tokens]
     cuts = torch.tensor([*ends, tokens], dtype=torch.int32)
     documents = Documents.build(cuts, (1, tokens)).to(engine.device)
     row, weights = row.to(engine.device), torch.ones(1, tokens, device=engine.device)

@@ -1,4 +1,4 @@
-"""Process of one task of gpu_suite.py: `_gpu_task.py [--dry] TASK [ARGUMENT …]`."""
+"""Process of one task of gpu_suite: `_gpu_task.py [--dry] TASK [ARGUMENT …]`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def main() -> int:
         correct_bf16()
     from benchmarks.long import _gpu_products, _gpu_smoke
 
+    if options.task == "weights":
+        from benchmarks.long._gpu_lines import Sizes
+        from benchmarks.long._gpu_run import draw_weights
+
+        model, folder = options.arguments
+        draw_weights(model, Sizes(options.dry), Path(folder))
+        return 0
     tasks = {
         "rates": _gpu_smoke.rates,
         "smoke": _gpu_smoke.smoke,

@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("lines", nargs="*", metavar="LINE", help="names of lines; default: all")
     parser.add_argument("--list", action="store_true", help="print the names of the lines")
     parser.add_argument("--dry", action="store_true", help="test the script on a CPU")
+    parser.add_argument("--weights", type=Path, help="folder of weights drawn before")
     parser.add_argument("--traces", type=Path, help="folder for the traces of packed rows")
     options = parser.parse_args()
     if options.dry:
@@ -71,7 +72,7 @@ def main() -> int:
                 else:
                     kept = options.traces if ours[name].is_first else None
                     file = Path(kept or folder) / f"{ours[name].model}.json.gz"
-                    text = gpu.measure(ours[name], sizes, file)
+                    text = gpu.measure(ours[name], sizes, file, options.weights)
             except Exception as error:  # a line that fails is a result; the others go on
                 failed += 1
                 text = f"failed: {type(error).__name__}: {' '.join(str(error).split())}"[:400]

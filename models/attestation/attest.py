@@ -55,7 +55,7 @@ class Attestation:
         for number in range(len(self.subjects)):
             self._numbers.put(number)
         self._report, self._lock = report, threading.Lock()
-        num_workers = min(num_workers or cores(), MAX_WORKERS, len(self.subjects))
+        num_workers = min(num_workers or min(cores(), MAX_WORKERS), len(self.subjects))
         header = encode_header(plan, device)
         self._workers = [
             _Worker(header, {**os.environ, **(environment or {})}, timeout)

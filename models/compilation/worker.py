@@ -107,6 +107,8 @@ class Program:
     entry: str
     """Name of its entry in the cache."""
     source: Any
+    settings: Any
+    """The backend's options, defaults included."""
     options: dict[str, Any]
 
 
@@ -148,7 +150,7 @@ def list_programs(launches: Sequence[Launch], arch: int) -> list[Program]:
         settings = backend.parse_options({**options.__dict__, **source.parse_options()})
         text = get_cache_key(source, backend, settings, environment)
         entry = encode_name(hashlib.sha256(text.encode()).hexdigest())
-        programs[entry] = Program(program.fn.__name__, entry, source, options.__dict__)
+        programs[entry] = Program(program.fn.__name__, entry, source, settings, options.__dict__)
 
     with mock.patch.object(JITFunction, "_do_compile", note):
         for launch in launches:
@@ -208,7 +210,7 @@ def run(request: Request) -> Iterator[dict[str, Any]]:
     yield {"count": len(missing)}
     for program in damaged:
         known.remove(program.entry)
-    for number, seconds, problem in _compile_all(missing, request):
+    for number, seconds, problem in compile_all(missing, request.arch, request.processes):
         program = missing[number]
         configuration = f"{program.name} {program.entry[:8]}"
         result.compiled[configuration] = round(seconds, 2)
@@ -222,17 +224,17 @@ def run(request: Request) -> Iterator[dict[str, Any]]:
     yield {"result": asdict(result)}
 
 
-def _compile_all(
-    programs: Sequence[Program], request: Request
+def compile_all(
+    programs: Sequence[Program], arch: int, processes: int
 ) -> Iterator[tuple[int, float, str | None]]:
     """Compile programs in forks, and yield the number, CPU seconds and problem of each."""
     if not programs:
         return
     _PROGRAMS[:] = programs
-    processes = min(request.processes, len(programs))
+    processes = min(processes, len(programs))
     remaining = set(range(len(programs)))
     with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
-        futures = [pool.submit(_compile, number, request.arch) for number in range(len(programs))]
+        futures = [pool.submit(_compile, number, arch) for number in range(len(programs))]
         try:
             for future in as_completed(futures):
                 outcome = future.result()

@@ -25,7 +25,7 @@ from ...console.log import get_logger
 from ...dataplane.runlog import writer as lines
 from ...models.accounting.shape import Shape
 from ...models.accounting.state import Degrees
-from ...models.attestation.attest import Attestation
+from ...models.attestation.attest import MAX_WORKERS, Attestation
 from ...models.attestation.calls import Call, attention_calls, model_calls, trace_calls
 from ...models.attestation.cases.attention import ATTENTION
 from ...models.attestation.plan import AttestationPlan
@@ -163,7 +163,7 @@ class Pending:
             self.workers = Attestation(
                 self.plan,
                 str(self.parallel.device),
-                num_workers=max(1, self.job.threads),
+                num_workers=min(max(1, self.job.threads), MAX_WORKERS),
                 report=self._report,
             )
         verdicts = self.workers.verdicts()

@@ -1,0 +1,60 @@
+"""All kernels beside their twins: `headrace doctor --kernels`, with more workers at a time.
+
+python -m benchmarks.long.gpu_suite.attest [--dry] --out OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+WORKERS = 12
+"""Each takes half a gigabyte of the device, and one core."""
+DRY_KERNELS = ["glu", "rope"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dry", action="store_true")
+    options = parser.parse_args()
+    if options.dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
+    from headrace.models.attestation.attest import Attestation
+    from headrace.models.attestation.by_hand import render, summarize
+    from headrace.models.attestation.plan import AttestationPlan
+    from headrace.models.attestation.record import describe_machine, make_record
+    from headrace.models.attestation.trials import Verdict
+
+    device = "cpu" if options.dry else "cuda:0"
+    plan = AttestationPlan()
+    if options.dry:
+        plan = AttestationPlan(kernels=DRY_KERNELS, dtypes=["float32"], tiny=True)
+
+    def report(verdict: Verdict, count: int, total: int) -> None:
+        if not verdict.passed:
+            problem = " ".join(str(verdict.problem).split())[:300]
+            print(f"WRONG {verdict.kernel} [{verdict.case}] {verdict.dtype}: {problem}", flush=True)
+        if count == total or count % 100 == 0:
+            print(f"{count} of {total} cases compared", flush=True)
+
+    began = time.monotonic()
+    attestation = Attestation(
+        plan, device, num_workers=2 if options.dry else WORKERS, timeout=60, report=report
+    )
+    try:
+        verdicts = attestation.verdicts()
+    finally:
+        attestation.close()
+    record = make_record(describe_machine(device), plan, verdicts, time.monotonic() - began)
+    (options.out / "attestation.json").write_text(json.dumps(summarize(record), indent=1))
+    print(render(record), flush=True)
+    return 1 if record.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
