@@ -6,14 +6,20 @@ from .bamba import BAMBA
 from .blackmamba import BlackMamba
 from .family import Family, Original
 from .gpt2 import GPT2
+from .granite import GRANITE
 from .lfm import LFM2
 from .llama import LLAMA, MIXTRAL, QWEN2, QWEN3
 from .mamba import MAMBA, MAMBA2
 from .mamba_ssm import MambaSSM
+from .nemotron import NEMOTRON_H
+from .olmo import OLMO2, OLMO3, OLMO_HYBRID
+from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from .zamba import Zamba2Family, ZambaFamily
 
 _FAMILIES: tuple[Family, ...] = (
     *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2),
+    *(OLMO2, OLMO3, OLMO_HYBRID, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
+    *(NEMOTRON_H, GRANITE),
     *(ZambaFamily(), Zamba2Family()),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES}

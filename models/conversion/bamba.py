@@ -11,7 +11,7 @@ from ..config.options.mlp import GLUOptions
 from .decoder import Decoder, Part
 from .family import Settings
 from .keys import Computed, Key, Rotary, flag
-from .llama import ATTENTION, GLU_NAMES, KV_HEADS
+from .llama import ATTENTION, GLU_NAMES, KV_HEADS, MIXER_NORM
 from .mamba import MAMBA2_NAMES, NORM_GROUPS
 
 
@@ -21,10 +21,10 @@ class AttentionPlaces:
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
         places = settings["attn_layer_indices"] or []
         numbers = range(settings["num_hidden_layers"])
-        return ["attention" if number in places else "mamba" for number in numbers]
+        return ["attention/glu" if number in places else "mamba/glu" for number in numbers]
 
     def write(self, layers: Sequence[str]) -> Settings:
-        places = [number for number, layer in enumerate(layers) if layer == "attention"]
+        places = [number for number, layer in enumerate(layers) if layer == "attention/glu"]
         return {"num_hidden_layers": len(layers), "attn_layer_indices": places}
 
 
@@ -41,6 +41,7 @@ BAMBA = Decoder(
         "mamba": Part(
             options=Mamba2Options,
             module="mamba",
+            norms=MIXER_NORM,
             names=MAMBA2_NAMES,
             fields={
                 "state_size": "mamba_d_state",
@@ -63,6 +64,7 @@ BAMBA = Decoder(
         "attention": Part(
             options=AttentionOptions,
             module="self_attn",
+            norms=MIXER_NORM,
             names=ATTENTION,
             fields={
                 "heads": "num_attention_heads",
@@ -73,12 +75,12 @@ BAMBA = Decoder(
         "glu": Part(
             options=GLUOptions,
             module="feed_forward",
+            norms={"norm": "pre_ff_layernorm"},
             names=GLU_NAMES,
             fields={"hidden": "intermediate_size"},
         ),
     },
     layers=AttentionPlaces(),
-    mlp="glu",
     fields={
         "vocab_size": "vocab_size",
         "width": "hidden_size",
@@ -86,7 +88,6 @@ BAMBA = Decoder(
         "tie_embeddings": flag("tie_word_embeddings", False),
     },
     ends={"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"},
-    norms={"mixer.norm": "input_layernorm", "mlp.norm": "pre_ff_layernorm"},
     expected={"hidden_act": "silu", "mamba_conv_bias": True},
     refused={"attention_bias": False, "mlp_bias": False},
     written={"mamba_chunk_size": 256},

@@ -19,15 +19,11 @@ from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .family import TRANSFORMERS, Published, build_pattern, expect
 from .mamba import INIT, MAMBA1_NAMES
-from .names import Names, RuleOf, operator_rules, stacked
+from .names import Names, experts, operator_rules
 from .rules import Rule, map_same
 
 LAYER = re.compile(r"r[1-9]?|[1-9]")
 """Their code reads a single digit in a layer's name."""
-
-
-def expert(name: str) -> RuleOf:
-    return stacked(f"local_experts.*.{name}.weight", lambda options: options.expert_count or 0)
 
 
 NAMES: dict[type[OperatorOptions], Names] = {
@@ -35,8 +31,8 @@ NAMES: dict[type[OperatorOptions], Names] = {
     GLUOptions: {"gate_up": "linear_fc1", "down": "linear_fc2"},
     MoEOptions: {
         "router": "router",
-        "gate_up": expert("linear_fc1"),
-        "down": expert("linear_fc2"),
+        "gate_up": experts("local_experts.*.linear_fc1.weight"),
+        "down": experts("local_experts.*.linear_fc2.weight"),
     },
 }
 

@@ -6,6 +6,7 @@ reads them back: what comes back different cannot be said, and the difference is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +39,8 @@ class Part:
     """Their module in a layer."""
     names: Names
     """Names of its tensors, within that module."""
+    norms: Names
+    """Names of its norms, in a layer."""
     fields: Mapping[str, Field | str]
     """Options that `config.json` says."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -69,8 +72,6 @@ class Decoder:
     """Sizes of the published models."""
     parts: Mapping[str, Part]
     layers: LayerList
-    mlp: str | None = None
-    """The part that follows every mixer."""
     fields: Mapping[str, Field | str] = field(default_factory=lambda: MODEL_FIELDS)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the model that are the same in the whole family."""
@@ -84,8 +85,6 @@ class Decoder:
     """Names of the tensors outside the layers."""
     blocks: str = "model.layers"
     """Their module of layers."""
-    norms: Names = field(default_factory=dict)
-    """Names of the norms in a layer."""
 
     @property
     def published(self) -> Published:
@@ -94,9 +93,10 @@ class Decoder:
 
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, **self.expected, **self.refused)
-        names = self.layers.read(settings)
-        mixers = {name.partition("/")[0] for name in names}
-        used = mixers | {name.partition("/")[2] for name in names} | {self.mlp}
+        layers = [word.partition("/")[::2] for word in self.layers.read(settings)]
+        ((common, _),) = Counter(mlp for _, mlp in layers).most_common(1)
+        used = {name for layer in layers for name in layer}
+        words = [mixer if mlp == common else f"{mixer}/{mlp or 'none'}" for mixer, mlp in layers]
         operators = {
             name: part.options(**part.fixed, **read_fields(part.fields, settings))
             for name, part in self.parts.items()
@@ -105,7 +105,7 @@ class Decoder:
         return ModelConfig(
             **read_fields(self.fields, settings),
             **self.fixed,
-            **build_pattern(names, operators, mlp=self.mlp),
+            **build_pattern(words, operators, mlp=common or None),
         )
 
     def write(self, config: ModelConfig) -> Settings:
@@ -118,13 +118,16 @@ class Decoder:
             merge(settings, write_fields(self.parts[parts[name]].fields, options, config.width))
         merge(settings, write_fields(self.fields, config, config.width))
         merge(settings, self.layers.write([self.word(layer, parts) for layer in config.layers]))
-        reasons = list(differences(config, self.read(settings)))
+        try:
+            reasons = list(differences(config, self.read(settings)))
+        except KeyError as error:  # a key of an operator that the model does not have
+            raise Unsuitable(f"`{error.args[0]}` has no value") from None
         require(not reasons, "; ".join(reasons[:3]))
         return settings
 
     def match(self, name: str, options: OperatorOptions) -> str:
-        """Return the part that an operator is: of its kind, and with its fixed options if several
-        parts are."""
+        """Return the part that an operator is: of those of its kind, the one with most fixed
+        options that are equal."""
         candidates = [key for key, part in self.parts.items() if part.options is type(options)]
         require(bool(candidates), f"operators.{name} is of kind {options.kind}")
         fitting = [
@@ -132,15 +135,14 @@ class Decoder:
             for key in candidates
             if all(getattr(options, f) == value for f, value in self.parts[key].fixed.items())
         ]
-        return (fitting or candidates)[0]
+        return max(fitting or candidates, key=lambda key: len(self.parts[key].fixed))
 
     def word(self, layer: Layer, parts: Mapping[str, str]) -> str:
-        """Return a layer as the family's word, its MLP left out if all layers have it."""
+        """Return a layer as the family's word."""
         if layer.shared is not None or layer.parallel:
             raise Unsuitable(f"it has layers like `{layer}`")
         mixer = parts[layer.mixer]
-        mlp = None if layer.mlp is None else parts[layer.mlp]
-        return mixer if mlp == self.mlp else f"{mixer}/{mlp or 'none'}"
+        return mixer if layer.mlp is None else f"{mixer}/{parts[layer.mlp]}"
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         model = build_meta(config)
@@ -150,18 +152,16 @@ class Decoder:
             if not path.startswith("blocks."):
                 rules.append(build_rule(self.ends, path, "", "", model))
                 continue
-            _, number, branch, module, rest = path.split(".", 4)
+            _, number, branch, rest = path.split(".", 3)
             layer = config.layers[int(number)]
-            ours, theirs = f"blocks.{number}.{branch}", f"{self.blocks}.{number}"
-            if module == "norm":
-                name = f"{branch}.norm.{rest}"
-                rules.append(build_rule(self.norms, name, f"blocks.{number}", theirs, model))
-                continue
             operator = layer.mixer if branch == "mixer" else layer.mlp or ""
-            part = self.parts[parts[operator]]
-            ours, theirs = f"{ours}.operator", f"{theirs}.{part.module}"
-            options = config.operators[operator]
-            rules.append(
-                build_rule(part.names, rest, ours, theirs, model.get_submodule(ours), options)
-            )
+            part, options = self.parts[parts[operator]], config.operators[operator]
+            names, ours = part.norms, f"blocks.{number}.{branch}"
+            theirs = f"{self.blocks}.{number}"
+            if rest.startswith("operator."):
+                names, rest = part.names, rest.removeprefix("operator.")
+                ours = f"{ours}.operator"
+                theirs = f"{theirs}.{part.module}" if part.module else theirs
+            module = model.get_submodule(ours)
+            rules.append(build_rule(names, rest, ours, theirs, module, options))
         return rules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Protocol
 
 from ...console.errors import ConfigError, ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
+from ..config.options import OPTIONS
 from ..config.options.base import OperatorOptions
 from ..config.options.names import NormKind
 from ..config.options.rope import Rope
@@ -79,10 +81,11 @@ def published_family(
     architecture: str, models: str, kinds: Iterable[type[OperatorOptions]]
 ) -> Published:
     """Return the row of a family of transformers."""
+    names = {options: kind for kind, options in OPTIONS.items()}
     return Published(
         family=architecture.partition("ForCausalLM")[0].removesuffix("LMHeadModel"),
         models=models,
-        operators=tuple(dict.fromkeys(kind.kind for kind in kinds)),
+        operators=tuple(dict.fromkeys(names[kind] for kind in kinds)),
         files="config.json, .safetensors or .bin",
         writes=True,
         tested_with=f"{TRANSFORMERS}: {architecture}",
@@ -190,8 +193,11 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
             high_freq_factor=float(scaling["high_freq_factor"]),
         )
     if kind == "yarn":
-        for key in ("attention_factor", "mscale", "mscale_all_dim"):
+        for key in ("mscale", "mscale_all_dim"):
             expect(scaling, **{key: None})
+        attention_factor = 0.1 * math.log(factor) + 1
+        if not math.isclose(scaling.get("attention_factor") or attention_factor, attention_factor):
+            expect(scaling, attention_factor=attention_factor)
         return Rope(
             base=base,
             scaling="yarn",

@@ -42,11 +42,15 @@ class FolderFormat:
     read: Callable[[Path], tuple[ModelConfig, Weights]]
     write: Callable[[ModelConfig, Tensors, Path], str]
     """Write a model; return the written variant, such as the family."""
+    write_family: Callable[[ModelConfig, Tensors, Path, str], str] | None = None
+    """Write a model as one of several families."""
 
 
 FORMATS = {
     "headrace": FolderFormat(native.CONFIG, native.read, native.write),
-    "huggingface": FolderFormat(huggingface.CONFIG, huggingface.read, huggingface.write),
+    "huggingface": FolderFormat(
+        huggingface.CONFIG, huggingface.read, huggingface.write, huggingface.write
+    ),
     "vortex": FolderFormat(vortex.CONFIG, vortex.read, vortex.write),
 }
 
@@ -67,10 +71,12 @@ def write_model(
     *,
     format: str,
     tokenizer: str | Path | None = None,
+    family: str | None = None,
 ) -> str:
     """Write a new folder, which appears only when it is complete.
 
-    `tokenizer` is a folder whose tokenizer files are copied. Return the written variant.
+    `tokenizer` is a folder whose tokenizer files are copied. `family` is one of the format's; by
+    default, the first that can represent the model. Return the written variant.
     """
     if tokenizer is not None and not list_tokenizer_files(tokenizer):
         raise StorageError(
@@ -80,7 +86,11 @@ def write_model(
     weights = tensors if isinstance(tensors, Weights) else Weights.wrap(tensors)
     fitted = native.check_fit(config, weights, source="the model")
     with stage_folder(Path(folder)) as partial:
-        variant = FORMATS[format].write(config, fitted, partial)
+        writer = FORMATS[format]
+        if family is not None and writer.write_family is not None:
+            variant = writer.write_family(config, fitted, partial, family)
+        else:
+            variant = writer.write(config, fitted, partial)
         for file in list_tokenizer_files(tokenizer) if tokenizer is not None else ():
             shutil.copyfile(file, partial / file.name)
     return variant
@@ -89,11 +99,15 @@ def write_model(
 def convert(
     source: str | Path, folder: str | Path, *, format: str, tokenizer: str | Path | None = None
 ) -> str:
-    """Convert a model folder to another format. A tokenizer in the source is copied."""
+    """Convert a model folder to another format. A tokenizer in the source is copied. A folder of
+    transformers stays of its family."""
     config, tensors = read_model(source)
     if tokenizer is None and list_tokenizer_files(source):
         tokenizer = source
-    return write_model(config, tensors, folder, format=format, tokenizer=tokenizer)
+    family = None
+    if format == "huggingface" == find_format(Path(source)):
+        family = huggingface.find_model_type(Path(source))
+    return write_model(config, tensors, folder, format=format, tokenizer=tokenizer, family=family)
 
 
 def find_format(folder: Path) -> str:

@@ -3,6 +3,7 @@ and without labels, kernels and what only training uses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from ..config.config import ModelConfig
 from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
+from ..config.options.delta import DeltaOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from ..config.options.moe import MoEOptions
@@ -17,7 +19,7 @@ from ..config.options.rope import Rope
 
 LABELS = {"pattern", "mlp", "operators", "kernel", "init", "isolate_documents"}
 """Fields of a model that its layers say, or that do not change what it computes for a document."""
-SPEED_OR_TRAINING = {"kernel", "chunk", "balance_loss", "balance_over", "z_loss"}
+SPEED_OR_TRAINING = {"kernel", "chunk", "balance_loss", "balance_over", "z_loss", "capacity_factor"}
 """Options of operators that do not change what they compute in evaluation."""
 
 
@@ -26,7 +28,7 @@ def differences(config: ModelConfig, reference: ModelConfig) -> Iterator[str]:
     pair = [replace(one, final_norm=one.final_norm or one.norm) for one in (config, reference)]
     for name in (field.name for field in fields(ModelConfig) if field.name not in LABELS):
         value, expected = (getattr(one, name) for one in pair)
-        if value != expected:
+        if not is_equal(value, expected):
             yield f"{name} is {value!r}, not {expected!r}"
     if len(config.layers) != len(reference.layers):
         yield f"it has {len(config.layers)} layers, not {len(reference.layers)}"
@@ -44,6 +46,13 @@ def differences(config: ModelConfig, reference: ModelConfig) -> Iterator[str]:
                 yield f"a layer's {field.name} is {value!r}, not {expected!r}"
 
 
+def is_equal(value: Any, other: Any) -> bool:
+    """Compare; numbers to the last digits, which a reciprocal may lose."""
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-12)
+    return bool(value == other)
+
+
 def option_differences(
     name: str, config: ModelConfig, expected: str, reference: ModelConfig
 ) -> Iterator[str]:
@@ -55,7 +64,7 @@ def option_differences(
         return
     for field in fields(options):
         value, other = getattr(options, field.name), getattr(others, field.name)
-        if field.name not in SPEED_OR_TRAINING and value != other:
+        if field.name not in SPEED_OR_TRAINING and not is_equal(value, other):
             yield f"operators.{name}.{field.name} is {value!r}, not {other!r}"
 
 
@@ -70,6 +79,7 @@ def resolve_attention(options: AttentionOptions, width: int) -> AttentionOptions
     return replace(
         options,
         head_dim=dim,
+        softmax_scale=options.softmax_scale or dim**-0.5,
         kv_heads=options.kv_heads or options.heads,
         qk_norm_eps=options.qk_norm_eps if options.qk_norm else 1.0,
         rope=None if options.rope is None else resolve_rope(options.rope, dim),
@@ -100,9 +110,18 @@ def ntk_base(rope: Rope, channels: int) -> float:
 
 RESOLVERS: dict[type[OperatorOptions], Callable[[Any, int], OperatorOptions]] = {
     AttentionOptions: resolve_attention,
+    DeltaOptions: lambda options, width: replace(options, value_heads=options.state_heads),
     Mamba1Options: lambda options, width: replace(options, dt_rank=options.rank(width)),
     Mamba2Options: lambda options, width: replace(
-        options, norm_groups=options.norm_groups or options.groups
+        options,
+        heads=options.num_heads(width),
+        expand=1,
+        norm_groups=options.norm_groups or options.groups,
     ),
-    MoEOptions: lambda options, width: replace(options, normalize=options.normalizes),
+    MoEOptions: lambda options, width: replace(
+        options,
+        normalize=options.normalizes,
+        router_bias=options.has_router_bias,
+        bias_update_rate=None if options.bias_update_rate is None else 0.0,
+    ),
 }

@@ -17,6 +17,7 @@ GPT2 = Decoder(
         "attention": Part(
             options=AttentionOptions,
             module="attn",
+            norms={"norm": "ln_1"},
             names={"qkv": transposed("c_attn"), "out": transposed("c_proj")},
             fields={"heads": "n_head"},
             fixed={"rope": None, "qkv_bias": True, "output_bias": True},
@@ -24,6 +25,7 @@ GPT2 = Decoder(
         "mlp": Part(
             options=MLPOptions,
             module="mlp",
+            norms={"norm": "ln_2"},
             names={"up": transposed("c_fc"), "down": transposed("c_proj")},
             fields={
                 "hidden": Computed(
@@ -34,8 +36,7 @@ GPT2 = Decoder(
             fixed={"bias": True},
         ),
     },
-    layers=EqualLayers("attention", count="n_layer"),
-    mlp="mlp",
+    layers=EqualLayers("attention/mlp", count="n_layer"),
     fields={
         "vocab_size": "vocab_size",
         "width": "n_embd",
@@ -51,7 +52,6 @@ GPT2 = Decoder(
         "head": "lm_head",
     },
     blocks="transformer.h",
-    norms={"mixer.norm": "ln_1", "mlp.norm": "ln_2"},
     expected={"activation_function": "gelu_new"},
     refused={
         "scale_attn_weights": True,

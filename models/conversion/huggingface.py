@@ -62,9 +62,11 @@ def find_family(settings: Mapping[str, Any], file: Path) -> Original:
     raise ConfigError(str(file), [ConfigProblem("model_type", message)])
 
 
-def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
+def write(
+    config: ModelConfig, tensors: Tensors, folder: Path, family_name: str | None = None
+) -> str:
     """Write a folder that transformers loads; return the family's name."""
-    name, settings = choose_family(config)
+    name, settings = choose_family(config, family_name)
     family = FAMILIES[name]
     dtypes = write_safetensors(folder, export_tensors(family.rules(config), tensors))
     if len(dtypes) == 1:
@@ -74,11 +76,19 @@ def write(config: ModelConfig, tensors: Tensors, folder: Path) -> str:
     return name
 
 
-def choose_family(config: ModelConfig) -> tuple[str, dict[str, Any]]:
+def find_model_type(folder: Path) -> str | None:
+    """Return the family of a folder, if it can be written too."""
+    model_type = read_json(folder / CONFIG).get("model_type")
+    return model_type if model_type in FAMILIES else None
+
+
+def choose_family(config: ModelConfig, name: str | None = None) -> tuple[str, dict[str, Any]]:
     """Return the first family that can represent this model: its name, and the settings for
-    `config.json`. Raise CheckpointError with the reasons of all families if none can."""
+    `config.json`. A `name` is the only candidate. Raise CheckpointError with the reasons of all
+    candidates if none can."""
     reasons = []
-    for name, family in FAMILIES.items():
+    candidates = FAMILIES if name is None else {name: FAMILIES[name]}
+    for name, family in candidates.items():
         try:
             return name, family.write(config)
         except Unsuitable as error:

@@ -14,10 +14,13 @@ from ...console.errors import ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.rope import Rope
-from .family import Settings, Unsuitable, read_rope, require, write_rope
+from .family import Settings, Unsuitable, read_rope, require, rope_settings, write_rope
 
 REQUIRED: Any = object()
 """Default of a key that must be there."""
+
+NO_IDS: Mapping[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+"""Ids of the published tokenizer, which some classes have as defaults."""
 
 
 class Field(Protocol):
@@ -66,21 +69,30 @@ class Computed:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions on a fraction of a head's channels, of `base` where no key says it."""
+    """Rotary positions on a fraction of a head's channels, of `base` where no key says it. If not
+    `fixed`, `partial_rotary_factor` says another fraction."""
 
     rotated: float = 1.0
     base: float = 10_000.0
+    fixed: bool = True
 
     def read(self, settings: Mapping[str, Any]) -> Rope:
-        rope = read_rope(settings, rotated=self.rotated, base=self.base)
-        if self.rotated == 1:
+        rotated = self.rotated
+        if not self.fixed:
+            rotated = float(rope_settings(settings).get("partial_rotary_factor", rotated))
+        rope = read_rope(settings, rotated=rotated, base=self.base)
+        if rotated == 1:
             return rope
-        return replace(rope, channels=int(read_head_dim(settings) * self.rotated))
+        return replace(rope, channels=int(read_head_dim(settings) * rotated))
 
     def write(self, value: Rope | None, holder: Any, width: int) -> Settings:
         require(value is not None, "its attention has no rotary positions")
         assert value is not None
-        return write_rope(value, value.channels or holder.dim(width))
+        dim = holder.dim(width)
+        settings = write_rope(value, value.channels or dim)
+        if not self.fixed:
+            settings["partial_rotary_factor"] = (value.channels or dim) / dim
+        return settings
 
 
 def read_head_dim(settings: Mapping[str, Any]) -> int:

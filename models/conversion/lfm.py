@@ -15,7 +15,7 @@ from ..config.options.mlp import GLUOptions
 from .decoder import Decoder, Part
 from .keys import Computed, Key, LayerTypes, Rotary, flag, implied
 from .llama import KV_HEADS
-from .names import swapped_rows, taps
+from .names import Names, swapped_rows, taps
 
 
 def read_hidden(settings: Mapping[str, Any]) -> int:
@@ -40,6 +40,7 @@ def derive_layer_types(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
+MIXER_NORM: Names = {"norm": "operator_norm"}
 WIDTH = implied(lambda settings: settings["hidden_size"])
 
 LFM2 = Decoder(
@@ -50,6 +51,7 @@ LFM2 = Decoder(
         "conv": Part(
             options=HyenaMLPOptions,
             module="conv",
+            norms=MIXER_NORM,
             names={"qkv": swapped_rows("in_proj"), "taps": taps("conv.weight"), "down": "out_proj"},
             fields={"taps": Key("conv_L_cache", 3), "hidden": WIDTH, "groups": WIDTH},
             optional=True,
@@ -57,6 +59,7 @@ LFM2 = Decoder(
         "attention": Part(
             options=AttentionOptions,
             module="self_attn",
+            norms=MIXER_NORM,
             names={
                 "qkv": ("q_proj", "k_proj", "v_proj"),
                 "out": "out_proj",
@@ -75,6 +78,7 @@ LFM2 = Decoder(
         "glu": Part(
             options=GLUOptions,
             module="feed_forward",
+            norms={"norm": "ffn_norm"},
             names={"gate_up": ("w1", "w3"), "down": "w2"},
             fields={
                 "hidden": Computed(
@@ -87,8 +91,7 @@ LFM2 = Decoder(
             },
         ),
     },
-    layers=LayerTypes({"conv": "conv", "full_attention": "attention"}, derive_layer_types),
-    mlp="glu",
+    layers=LayerTypes({"conv": "conv/glu", "full_attention": "attention/glu"}, derive_layer_types),
     fields={
         "vocab_size": "vocab_size",
         "width": "hidden_size",
@@ -96,6 +99,5 @@ LFM2 = Decoder(
         "tie_embeddings": flag("tie_word_embeddings", True, older=("tie_embedding",)),
     },
     ends={"embedding": "model.embed_tokens", "norm": "model.embedding_norm", "head": "lm_head"},
-    norms={"mixer.norm": "operator_norm", "mlp.norm": "ffn_norm"},
     expected={"conv_bias": False},
 )

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from ..config.options.attention import AttentionOptions
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .decoder import Decoder, Part
 from .keys import Computed, EqualLayers, Field, Key, LayerTypes, Rotary, flag
-from .names import Names, Target, stacked
-from .rules import Rule
+from .names import Names, experts, gated_experts
 
 KV_HEADS = Computed(
     lambda settings: settings.get("num_key_value_heads") or settings["num_attention_heads"],
@@ -33,13 +29,15 @@ ATTENTION: Names = {
     "k_norm": "k_norm",
 }
 GLU_NAMES: Names = {"gate_up": ("gate_proj", "up_proj"), "down": "down_proj"}
+MIXER_NORM: Names = {"norm": "input_layernorm"}
+MLP_NORM: Names = {"norm": "post_attention_layernorm"}
 GLU = Part(
     options=GLUOptions,
     module="mlp",
+    norms=MLP_NORM,
     names=GLU_NAMES,
     fields={"hidden": "intermediate_size"},
 )
-NORMS: Names = {"mixer.norm": "input_layernorm", "mlp.norm": "post_attention_layernorm"}
 
 
 def head_dim(default: int) -> Computed:
@@ -50,10 +48,17 @@ def head_dim(default: int) -> Computed:
     )
 
 
-def attention(fields: Mapping[str, Field | str], *, optional: bool = False, **fixed: Any) -> Part:
+def attention(
+    fields: Mapping[str, Field | str],
+    *,
+    norms: Names = MIXER_NORM,
+    optional: bool = False,
+    **fixed: Any,
+) -> Part:
     return Part(
         options=AttentionOptions,
         module="self_attn",
+        norms=norms,
         names=ATTENTION,
         fields={**HEADS, **fields},
         fixed=fixed,
@@ -71,33 +76,10 @@ LLAMA = Decoder(
         ),
         "glu": GLU,
     },
-    layers=EqualLayers("attention"),
-    mlp="glu",
-    norms=NORMS,
+    layers=EqualLayers("attention/glu"),
     expected={"hidden_act": "silu", "mlp_bias": False},
     refused={"pretraining_tp": 1},
 )
-
-
-def expert_gates(target: Target) -> Rule:
-    """Return the rule of [experts, 2·hidden, width]: each expert's gate and up matrices."""
-    assert isinstance(target.options, MoEOptions)
-    names = tuple(
-        target.name(f"experts.{expert}.{name}.weight")
-        for expert in range(target.options.experts)
-        for name in ("w1", "w3")
-    )
-    return Rule(target.ours, names, split_experts, join_experts)
-
-
-def split_experts(gate_up: Tensor) -> list[Tensor]:
-    """Split [experts, 2·hidden, width] into each expert's gate and up matrices."""
-    return [matrix for expert in gate_up.unbind(0) for matrix in expert.chunk(2)]
-
-
-def join_experts(matrices: Any) -> Tensor:
-    pairs = zip(matrices[::2], matrices[1::2], strict=True)
-    return torch.stack([torch.cat(pair) for pair in pairs])
 
 
 MIXTRAL = Decoder(
@@ -111,10 +93,11 @@ MIXTRAL = Decoder(
         "moe": Part(
             options=MoEOptions,
             module="block_sparse_moe",
+            norms=MLP_NORM,
             names={
                 "router": "gate",
-                "gate_up": expert_gates,
-                "down": stacked("experts.*.w2.weight", lambda options: options.expert_count or 0),
+                "gate_up": gated_experts("experts.*.w1.weight", "experts.*.w3.weight"),
+                "down": experts("experts.*.w2.weight"),
             },
             fields={
                 "hidden": "intermediate_size",
@@ -128,9 +111,7 @@ MIXTRAL = Decoder(
             },
         ),
     },
-    layers=EqualLayers("attention"),
-    mlp="moe",
-    norms=NORMS,
+    layers=EqualLayers("attention/moe"),
     expected={"hidden_act": "silu"},
     refused={"router_jitter_noise": 0.0},
 )
@@ -171,10 +152,8 @@ def qwen(model_type: str, models: str, fields: Mapping[str, Field | str], **fixe
             "glu": GLU,
         },
         layers=WindowedLayers(
-            {"full_attention": "attention", "sliding_attention": "sliding"}, derive_windows
+            {"full_attention": "attention/glu", "sliding_attention": "sliding/glu"}, derive_windows
         ),
-        mlp="glu",
-        norms=NORMS,
         expected={"hidden_act": "silu"},
     )
 

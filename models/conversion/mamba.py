@@ -73,7 +73,6 @@ def backbone(
         fixed={"init": INIT},
         ends={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
         blocks="backbone.layers",
-        norms={"mixer.norm": "norm"},
         expected={"hidden_act": "silu", "use_conv_bias": True, **expected},
         refused=refused,
         written={"residual_in_fp32": False},
@@ -86,6 +85,7 @@ MAMBA = backbone(
     Part(
         options=Mamba1Options,
         module="mixer",
+        norms={"norm": "norm"},
         names=MAMBA1_NAMES,
         fields={
             "state_size": Key("state_size", 16),
@@ -112,6 +112,7 @@ MAMBA2 = backbone(
     Part(
         options=Mamba2Options,
         module="mixer",
+        norms={"norm": "norm"},
         names=MAMBA2_NAMES,
         fields={
             "state_size": "state_size",

@@ -7,8 +7,9 @@ table says nothing about biases that are there or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from .rules import (
 )
 
 RuleOf = Callable[["Target"], Rule]
+Rows = Mapping[str, Tensor]
 Names = Mapping[str, str | tuple[str, ...] | RuleOf]
 
 
@@ -41,8 +43,15 @@ class Target:
     """The published module."""
     ending: str
     """What follows the table's entry in `ours`: `weight` or `bias`, or nothing."""
+    module: nn.Module
+    """The built operator."""
     options: OperatorOptions | None = None
-    """Options of its operator."""
+
+    def parts(self, path: str) -> dict[str, int]:
+        """Return the rows of a projection, by part."""
+        split = self.module.get_submodule(path)
+        assert isinstance(split, SplitLinear)
+        return split.parts
 
     def name(self, name: str) -> str:
         """Return the whole name of a published tensor or module."""
@@ -60,14 +69,12 @@ def build_rule(
     """Return the rule for a parameter. `path` is its name within `module`, which is called `ours`
     here and `theirs` there."""
     entry, ending = find_entry(names, path)
-    target = Target(f"{ours}.{path}" if ours else path, theirs, ending, options)
+    target = Target(f"{ours}.{path}" if ours else path, theirs, ending, module, options)
     name = names[entry]
     if isinstance(name, str):
         return map_same(target.ours, target.name(name))
     if isinstance(name, tuple):
-        split = module.get_submodule(entry)
-        assert isinstance(split, SplitLinear)
-        rows = zip((target.name(part) for part in name), split.parts.values(), strict=True)
+        rows = zip(map(target.name, name), target.parts(entry).values(), strict=True)
         return map_rows(target.ours, dict(rows))
     return name(target)
 
@@ -92,6 +99,17 @@ def find_entry(names: Names, path: str) -> tuple[str, str]:
     return entry, ending
 
 
+def either(*names: str) -> RuleOf:
+    """Return the rule of a tensor that folders store under one of several names; the first is
+    written."""
+
+    def rule(target: Target) -> Rule:
+        prefixes = tuple(map(target.name, names))
+        return replace(map_same(target.ours, prefixes[0]), prefixes=prefixes)
+
+    return rule
+
+
 def transposed(name: str) -> RuleOf:
     """Return the rule of a projection whose matrix is stored transposed."""
 
@@ -105,6 +123,71 @@ def transposed(name: str) -> RuleOf:
 def taps(name: str) -> RuleOf:
     """Return the rule of a filter that is a causal Conv1d's weight there."""
     return lambda target: map_taps(target.ours, target.name(name))
+
+
+def split_taps(*names: str, of: str) -> RuleOf:
+    """Return the rule of a filter whose channels are several Conv1d's there, one for each of the
+    first parts of the projection `of`."""
+
+    def rule(target: Target) -> Rule:
+        rows = list(target.parts(of).values())[: len(names)]
+        return Rule(
+            target.ours,
+            tuple(map(target.name, names)),
+            lambda t: [part.flip(-1).unsqueeze(1) for part in t.split(rows)],
+            lambda ts: torch.cat(list(ts)).squeeze(1).flip(-1),
+        )
+
+    return rule
+
+
+def reordered(*names: str, of: str, order: Callable[[Rows, Any], list[Tensor]]) -> RuleOf:
+    """Return the rule of a projection `of` whose rows have another order there, and stand in
+    several tensors. `order` receives the numbers of our rows by part, and the options, and returns
+    those numbers in the order of each tensor."""
+
+    def rule(target: Target) -> Rule:
+        sizes = target.parts(of)
+        rows = torch.arange(sum(sizes.values())).split(list(sizes.values()))
+        orders = order(dict(zip(sizes, rows, strict=True)), target.options)
+        places = torch.argsort(torch.cat(orders))
+
+        def restore(ts: Sequence[Tensor]) -> Tensor:
+            joined = torch.cat(list(ts))
+            if len(joined) != len(places):
+                raise RuntimeError("another number of rows")
+            return joined[places.to(joined.device)]
+
+        return Rule(
+            target.ours,
+            tuple(map(target.name, names)),
+            lambda t: [t[rows.to(t.device)] for rows in orders],
+            restore,
+        )
+
+    return rule
+
+
+def gated_experts(gate: str, up: str) -> RuleOf:
+    """Return the rule of [experts, 2·hidden, width], whose matrices are stored one by one, those of
+    gates and ups by themselves. The names have a `*` for the expert's number."""
+
+    def rule(target: Target) -> Rule:
+        count = getattr(target.options, "experts", 0)
+        names = (name.replace("*", str(i)) for i in range(count) for name in (gate, up))
+        return Rule(target.ours, tuple(map(target.name, names)), split_experts, join_experts)
+
+    return rule
+
+
+def split_experts(gate_up: Tensor) -> list[Tensor]:
+    """Split [experts, 2·hidden, width] into each expert's gate and up matrices."""
+    return [matrix for expert in gate_up.unbind(0) for matrix in expert.chunk(2)]
+
+
+def join_experts(matrices: Sequence[Tensor]) -> Tensor:
+    pairs = zip(matrices[::2], matrices[1::2], strict=True)
+    return torch.stack([torch.cat(pair) for pair in pairs])
 
 
 def one_head(name: str) -> RuleOf:
@@ -129,13 +212,12 @@ def swapped_rows(name: str) -> RuleOf:
     return lambda target: map_reshaped(target.ours, target.name(name), swap, swap)
 
 
-def stacked(name: str, count: Callable[[OperatorOptions], int]) -> RuleOf:
-    """Return the rule of a tensor whose slices along dimension 0 are stored one by one. `name` has
-    a `*` for their number."""
+def experts(name: str) -> RuleOf:
+    """Return the rule of a tensor whose experts are stored one by one. `name` has a `*` for their
+    number."""
 
     def rule(target: Target) -> Rule:
-        assert target.options is not None
-        slices = range(count(target.options))
+        slices = range(getattr(target.options, "experts", 0))
         return map_stacked(target.ours, [target.name(name.replace("*", str(i))) for i in slices])
 
     return rule
