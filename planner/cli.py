@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command
+from .price import parse_phases, price
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..console.errors import PlanError
-    from ..dataplane.order.timeline import PhaseRows
     from ..trainer.run.config import RunConfig
     from ..trainer.run.layout_plan import LayoutPlan
     from .modules.model import TracedModules
@@ -140,6 +140,9 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         _write_plan(plans, options["out"])
     if options["html"] is not None:
         _write_page(plans, outlooks, options)
+
+
+plan.add_command(price)
 
 
 @plan.command("show")
@@ -292,7 +295,7 @@ def _build_request(options: dict[str, Any]) -> PlanRequest:
         run=run,
         hardware=hardware,
         gpus=options["gpus"],
-        phases=_parse_phases(options),
+        phases=parse_phases(options),
         memory=options["memory"],
         roofline=options["roofline"],
         simulate=options["simulate"],
@@ -305,33 +308,6 @@ def _trace_modules(module: str, run: RunConfig) -> TracedModules:
     from .modules.trace import trace_modules
 
     return trace_modules(module, PRECISIONS[run.precision])
-
-
-def _parse_phases(options: dict[str, Any]) -> list[PhaseRows]:
-    from ..console.yaml_text import value
-    from .search.make import uniform_phase
-
-    uniform = options["seq_len"], options["batch_tokens"]
-    if (options["module"] is None) != (options["batch_rows"] is None):
-        raise click.UsageError("--module and --batch-rows need each other")
-    if options["module"] is not None:
-        if any((*uniform, options["mixture"])):
-            raise click.UsageError("modules have rows: no --mixture, --seq-len, --batch-tokens")
-        return [uniform_phase(1, options["batch_rows"])]
-    if options["mixture"] is not None:
-        if any(uniform):
-            raise click.UsageError("a mixture has the lengths and batches of its phases")
-        from ..mixtures.planning.resolve_mixture import resolve_file
-
-        return list(resolve_file(options["mixture"]).phases)
-    if not all(uniform):
-        raise click.UsageError("give --mixture, or --seq-len and --batch-tokens")
-    length, tokens = options["seq_len"], value(options["batch_tokens"])
-    if not isinstance(tokens, int) or tokens < length or tokens % length:
-        raise click.UsageError(
-            f"--batch-tokens {options['batch_tokens']} is not a multiple of --seq-len {length}"
-        )
-    return [uniform_phase(length, tokens // length)]
 
 
 def _write_plan(plans: Plans, out: str) -> None:

@@ -16,6 +16,7 @@ from .memory.model_parts import count_threads
 from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
 from .search.make import PhaseSearch, Plans
 from .search.outcome import Candidate
+from .search.priced_run import PricedRun
 
 PROVED = 1e-6
 """Relative difference between price and bound below which a plan is proved best."""
@@ -130,6 +131,41 @@ def compare_candidates(best: Candidate, candidate: Candidate) -> list[str]:
         if abs(change) > 0.002 * best_price:
             lines.append(f"    {part:<10}{change:+.4g} s  {meaning}")
     return lines
+
+
+def describe_priced(priced: PricedRun) -> list[str]:
+    """Return the price of a run's own layout, and what the best plan does otherwise."""
+    first, *described = describe_plan(priced.plan)
+    described.insert(0, first.replace("plan ", "run  ", 1))
+    if priced.mfu is not None:
+        described.append(f"MFU          {priced.mfu:.1%}")
+    if priced.excess > 0:
+        described.append(
+            f"fits not     {format_bytes(round(priced.excess))} more than a plan may take"
+        )
+    if priced.best is not None:
+        described += ["", *compare_candidates(priced.best.best, priced.candidate)]
+    return described
+
+
+def dump_priced(priced: PricedRun) -> dict[str, Any]:
+    """Return the price of a run's own layout, for JSON."""
+    seconds, memory = split_totals(priced.candidate)
+    best = None if priced.best is None else priced.best.best
+    return {
+        "phase": priced.phase.name,
+        "layout": priced.candidate.grid.settings(),
+        "seconds": priced.seconds,
+        "by": seconds,
+        "tokens_per_second": priced.tokens_per_second,
+        "mfu": priced.mfu,
+        "memory": device_bytes(memory),
+        "memory_by": memory,
+        "fits": priced.excess <= 0,
+        "estimated": list(priced.plan.predicted.estimated),
+        "best_layout": None if best is None else best.grid.settings(),
+        "best_seconds": None if best is None else best.solution.price,
+    }
 
 
 def dump_explained(

@@ -39,6 +39,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "search",
         "simulation",
         "show",
+        "price",
         "tune",
         "cli",
     ),
