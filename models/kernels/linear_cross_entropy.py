@@ -63,11 +63,13 @@ def row_stride(vocabulary: int) -> int:
 
 
 def workspace_bytes(num_tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
-    """Return a forward pass's peak bytes, with gradients: one chunk's logits, grad_hidden, and
-    grad_weight, also in fp32. hidden and weight have `itemsize` bytes per number."""
+    """Return a forward pass's peak bytes, with gradients: grad_hidden, grad_weight in fp32, and
+    first one chunk's logits, then the rounded grad_weight. hidden and weight have `itemsize` bytes
+    per number."""
     logits = chunk_size(num_tokens, vocabulary) * row_stride(vocabulary) * itemsize
     rounded = 0 if itemsize == SUM_BYTES else vocabulary * width * itemsize
-    return logits + num_tokens * width * itemsize + vocabulary * width * SUM_BYTES + rounded
+    sums = num_tokens * width * itemsize + vocabulary * width * SUM_BYTES
+    return sums + max(logits, rounded)
 
 
 @op("linear_cross_entropy")
@@ -122,6 +124,7 @@ def linear_cross_entropy(
         )  # fmt: skip
         torch.mm(logits, weight, out=grad_hidden[chunk])
         _add_product(grad_weight, logits.T, chunk_hidden)
+    del logits, logits_buffer  # their memory is free for the rounded gradient
     return losses.sum(), token_losses, grad_hidden, grad_weight.to(weight.dtype)
 
 
