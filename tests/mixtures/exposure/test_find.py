@@ -209,6 +209,31 @@ def test_a_branch_has_seen_what_its_parent_had(plan: Plan, tmp_path: Path) -> No
     assert "unknown" in json.loads(lineage.format_json())
 
 
+@pytest.mark.parametrize("reshuffle", [False, True])
+def test_a_branch_over_a_dataset_that_has_grown(tmp_path: Path, reshuffle: bool) -> None:
+    sources = write_sources(tmp_path)
+    phase = {"tokens": 4_096, "seq_len": 32, "batch": 256, "weights": {"code": 1}}
+    plan = plan_of({"chunk": 128, "window": 4, "sources": sources, "phases": {"one": phase}})
+    base = write_run(tmp_path / "base", plan, 10)
+    write_dataset(str(tmp_path / "code"), random_documents(9, 60, longest=90))
+    child = plan_of(
+        {
+            "after": {"run": str(base), "step": 6, "reshuffle": reshuffle},
+            "sources": {"code": sources["code"]},
+            "phases": {"more": {"tokens": 4_096, "seq_len": 64, "weights": {"code": 1}}},
+        }
+    )
+    branch = write_run(tmp_path / "branch", child, 3)
+    whole, continued = walk(plan), walk(child)
+    listed = answers(branch)
+    assert len(listed) == COUNTS["code"] + 60
+    for answer in listed:
+        key = answer.source, answer.document
+        inherited = [place for place in whole[key] if place[0] < child.first_row]
+        assert places_of(answer) == inherited + continued[key]
+    assert any(answer.document >= COUNTS["code"] and answer.exposures for answer in listed)
+
+
 def test_a_lost_dataset_is_answered_from_plan_and_ledger(tmp_path: Path) -> None:
     plan = plan_of(
         {
