@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.configs import CONFIGS
 from support.pages.written_runs import drawn_data
 
@@ -87,3 +88,27 @@ def test_a_step_that_one_rank_spoils_is_skipped_by_all_experts(
 ) -> None:
     found = in_processes(size, "left_out", layouts=layouts, faulty=1, model="shared")
     assert found == {layout: [False, True, True, True] for layout in layouts}
+
+
+@pytest.mark.slow
+def test_biases_follow_the_loads_of_all_ranks(in_processes: Any, tmp_path: Path) -> None:
+    """Stages and split experts have the biases of one rank, to the bit. A resume continues to the
+    bit, also where the weights are bf16: the biases stay fp32."""
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    for folder in (alone, together):
+        folder.mkdir()
+    arguments: dict[str, Any] = {"steps": 3, "model": "experts"}
+    in_processes(1, "parity", alone, layouts=["fsdp2-0-fp32"], **arguments)
+    layouts = ["fsdp2-0-fp32-pp2", "fsdp2-0-fp32-ep2", "deepspeed-2-fp32-ep2"]
+    in_processes(2, "parity", together, layouts=layouts, **arguments)
+    whole = torch.load(alone / "fsdp2-0-fp32.pt")
+    [name] = (name for name in whole if name.endswith("correction_bias"))
+    assert len(whole[name].unique()) > 1
+    for layout in layouts:
+        assert torch.equal(torch.load(together / f"{layout}.pt")[name], whole[name]), layout
+    saved = ["fsdp2-0-bf16-ep2", "deepspeed-1-fp32-pp2"]
+    kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=2, model="experts")
+    loaded = {"sources": saved, "targets": saved, "steps": 2, "model": "experts"}
+    found = in_processes(2, "load_all", tmp_path, used=True, **loaded)
+    assert {worst for worst, _ in found.values()} == {0.0}
+    assert all(found[f"{layout} → {layout}"][1] == kept[layout] for layout in saved)

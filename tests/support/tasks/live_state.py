@@ -55,6 +55,9 @@ def oracle(engine: Engine, parallel: Parallel) -> dict[str, torch.Tensor]:
         for kind, tensor in {MASTER: parameter.detach(), **states}.items():
             if kind != "step":
                 mine[f"{kind}.{name}"] = (shards[name], tensor.clone())
+    frozen = engine.frozen  # type: ignore[attr-defined]
+    for name in frozen.weights.keys() - frozen.masters.keys():  # fp32: not rounded
+        mine[f"{MASTER}.{name}"] = (shards[name], frozen.weights[name].clone())
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine, group=parallel.control)
     state: dict[str, torch.Tensor] = {}
