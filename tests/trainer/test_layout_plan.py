@@ -16,7 +16,7 @@ from support.configs import CONFIGS
 from support.data.small_data import random_documents, write_dataset
 from support.planner.hardware import cpu_hardware
 
-from headrace.console.errors import ConfigError, LayoutError, MisuseError, StorageError
+from headrace.console.errors import ConfigError, LayoutError, MisuseError
 from headrace.console.progress import format_bytes
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
@@ -360,24 +360,6 @@ def test_no_plan_is_proven_where_the_state_alone_fits() -> None:
     assert "not proven" not in text
 
 
-def test_all_missing_figures_are_named_before_the_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("--model", "mamba2-130m", *DENSE, "--gpus", "2")
-    file = Hardware.load("h100").file
-    linkless = tmp_path / "linkless.yaml"
-    Hardware(replace(file, links={}, overlap={}), "linkless").save(linkless)
-    with monkeypatch.context() as patch:
-        patch.setattr("headrace.planner.search.make.search", None)
-        text = plan(*words, code=1).stderr
-        assert "has no rate of short_convolution and ssd (precision bf16)" in text
-        assert "trainer profile --out" in text and "--roofline" in text and "links" not in text
-        text = plan(*words, "--hardware", str(linkless), code=1).stderr
-        assert "and ssd (precision bf16), and no links.node for 2 devices" in text
-        assert "profile --links" in text
-    assert "ssd: no measured rate" in plan(*words, "--roofline").stderr
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -399,15 +381,3 @@ def test_wrong_words_are_misuse(
     """They are found before the search."""
     monkeypatch.setattr("headrace.planner.search.make.make_plans", None)
     assert message in plan(*words, code=2).stderr
-
-
-def test_a_plan_is_printed_before_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr("headrace.planner.cli._write_plan", fail)
-    words = ("--model", "tiny-transformer", *SHORT, "--gpus", "1")
-    result = plan(*words, "--out", str(tmp_path / "plan.yaml"), code=1)
-    assert "tokens/s on each device" in result.stderr and "the disk is full" in result.stderr
