@@ -66,7 +66,7 @@ def test_the_layout_of_a_plan_has_the_plan_s_price(
     assert answer["best_seconds"] == pytest.approx(explained["best_seconds"])
     assert answer["tokens_per_second"] == pytest.approx(16384 / answer["seconds"])
     assert 0 < answer["mfu"] < 1 and answer["fits"]
-    pin_keys("plan-price", {**answer, **dict.fromkeys(PARTS, {})})
+    pin_keys("plan-price", {**answer, **{key: {} for key in PARTS}})
 
 
 def test_the_best_plan_as_a_run_is_the_best(
