@@ -210,6 +210,12 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
 @click.option("--step", type=click.IntRange(min=0), help="Show the rows of a step.")
 @click.option("--text", is_flag=True, help="Show the tokens as text.")
+@click.option(
+    "--out",
+    metavar="ROWS.parquet",
+    callback=command.local_path,
+    help="Write the rows' documents there, without reading tokens.",
+)
 @command.json_option
 def audit(
     file: str,
@@ -217,6 +223,7 @@ def audit(
     rows: str | None,
     step: int | None,
     text: bool,
+    out: str | None,
     as_json: bool,
 ) -> None:
     """Show what rows hold: source, epoch, documents and the hash of their tokens.
@@ -228,11 +235,13 @@ def audit(
     Examples:
       mixtures audit runs/first --step 120000
       mixtures audit plan.json --rows 1000:1010 --text
+      mixtures audit plan.json --rows 0:100000 --out rows.parquet
 
     More: docs/mixtures.md, section Audit
     """
     from .audit.audit_rows import AuditedRow
     from .audit.auditor import Auditor
+    from .audit.export import export_rows
     from .audit.recorded_step import describe_recorded_step
     from .planning.open_plan import open_plan
 
@@ -242,6 +251,12 @@ def audit(
     opened = open_plan(file, overrides)
     audited: Iterable[AuditedRow]
     auditor = Auditor(opened, text=text)
+    if out is not None:
+        if span is None or text:
+            raise click.UsageError("--out needs --rows, and contradicts --text")
+        count = export_rows(auditor.reader, auditor.check_rows(span), Path(out))
+        command.say(f"wrote {out}: {count:,} pieces of documents in {len(span):,} rows")
+        return
     if step is not None:
         audited, proved = auditor.step(step)
         if proved and opened.run is not None:

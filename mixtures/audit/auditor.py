@@ -39,14 +39,19 @@ class Auditor:
         self.reader = RowReader(opened.plan, stream=opened.stream)
         self._tokenizer = cache(self._load_tokenizer)
 
-    def rows(self, rows: range) -> Iterator[AuditedRow]:
-        """Yield rows with documents and hashes."""
+    def check_rows(self, rows: range) -> range:
+        """Raise PlanError unless the plan has these rows."""
         if rows.start < self.plan.first_row or rows.stop > self.plan.end_row:
             raise PlanError(
                 f"the plan has rows {self.plan.first_row:,} to {self.plan.end_row:,}, not "
                 f"{rows.start:,}:{rows.stop:,}",
                 hint=self._hint_about_earlier(),
             )
+        return rows
+
+    def rows(self, rows: range) -> Iterator[AuditedRow]:
+        """Yield rows with documents and hashes."""
+        self.check_rows(rows)
         for phase in self.plan.phases:
             first_row, end_row = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
             for start in range(first_row, end_row, BLOCK_ROWS):

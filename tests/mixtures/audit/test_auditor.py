@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from support.data.small_data import plan_of, random_documents, write_dataset
 
@@ -18,6 +19,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
+from headrace.mixtures.audit import export
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 
@@ -100,6 +102,25 @@ def test_rows_hold_the_expected_documents(plan):
             assert each["position"] == each["document"]
             assert each["file"] == "corpus-0.txt"
         assert plan.step_at(row.row).number == row.step
+
+
+def test_exported_rows_are_those_of_the_audit(plan, tmp_path, monkeypatch):
+    """Across blocks, row lengths, shards and rows with several spans."""
+    monkeypatch.setattr(export, "BLOCK_ROWS", 37)
+    auditor = Auditor(OpenedPlan(Stream(plan)))
+    count = export.export_rows(auditor.reader, range(3, plan.end_row), tmp_path / "rows.parquet")
+    exported = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert len(exported) == count
+    names = ("document", "id", "file", "position", "first", "tokens", "at")
+    expected = [
+        {
+            **{name: getattr(document, name) for name in names},
+            **{name: getattr(row, name) for name in ("row", "step", "phase", "source", "epoch")},
+        }
+        for row in auditor.rows(range(3, plan.end_row))
+        for document in row.documents
+    ]
+    assert exported == expected
 
 
 def test_rows_outside_of_the_plan_are_refused(plan):
