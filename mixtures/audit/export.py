@@ -25,7 +25,7 @@ MAX_SHARDS = 64
 """Shards whose origins are kept."""
 
 
-def export_rows(reader: RowReader, rows: range, out: Path) -> int:
+def export_rows(reader: RowReader, rows: range, out: Path, *, block_rows: int = BLOCK_ROWS) -> int:
     """Write the pieces of documents in a plan's rows; return their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -39,8 +39,8 @@ def export_rows(reader: RowReader, rows: range, out: Path) -> int:
     with atomic.replacing(out) as file, pq.ParquetWriter(file, _schema(pa)) as writer:
         for phase in reader.plan.phases:
             first_row, end_row = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
-            for start in range(first_row, end_row, BLOCK_ROWS):
-                located = reader.stream.locate(np.arange(start, min(start + BLOCK_ROWS, end_row)))
+            for start in range(first_row, end_row, block_rows):
+                located = reader.stream.locate(np.arange(start, min(start + block_rows, end_row)))
                 pieces = _find_pieces(reader, located)
                 source, shard, in_shard, document, row, *numbers = pieces
                 named = [

@@ -19,8 +19,8 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
-from headrace.mixtures.audit import export
 from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.audit.export import export_rows
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 
 DOCUMENTS = {"web": random_documents(1, 120), "code": random_documents(2, 90, longest=40)}
@@ -104,12 +104,12 @@ def test_rows_hold_the_expected_documents(plan):
         assert plan.step_at(row.row).number == row.step
 
 
-def test_exported_rows_are_those_of_the_audit(plan, tmp_path, monkeypatch):
+def test_exported_rows_are_those_of_the_audit(plan, tmp_path):
     """Across blocks, row lengths, shards and rows with several spans."""
-    monkeypatch.setattr(export, "BLOCK_ROWS", 37)
     auditor = Auditor(OpenedPlan(Stream(plan)))
-    count = export.export_rows(auditor.reader, range(3, plan.end_row), tmp_path / "rows.parquet")
-    exported = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    rows, out = range(3, plan.end_row), tmp_path / "rows.parquet"
+    count = export_rows(auditor.reader, rows, out, block_rows=37)
+    exported = pq.read_table(out).to_pylist()
     assert len(exported) == count
     names = ("document", "id", "file", "position", "first", "tokens", "at")
     expected = [
@@ -117,7 +117,7 @@ def test_exported_rows_are_those_of_the_audit(plan, tmp_path, monkeypatch):
             **{name: getattr(document, name) for name in names},
             **{name: getattr(row, name) for name in ("row", "step", "phase", "source", "epoch")},
         }
-        for row in auditor.rows(range(3, plan.end_row))
+        for row in auditor.rows(rows)
         for document in row.documents
     ]
     assert exported == expected
