@@ -313,6 +313,13 @@ class Spans:
         missing = power_of_two(len(begins)) - len(begins)
         return cls(torch.cat([ends, total.expand(missing)]).int(), power_of_two(longest))
 
+    @classmethod
+    def of_rows(cls, x: Tensor) -> Spans:
+        """Return the rows of x [rows, length, …], each a document."""
+        rows, length = x.shape[:2]
+        ends = torch.arange(rows + 1, dtype=torch.int32, device=x.device) * length
+        return cls(ends, power_of_two(length))
+
     def to(self, device: torch.device) -> Spans:
         return Spans(copy_async(self.ends, device), self.longest)
 

@@ -127,6 +127,7 @@ def _delta(call: Call) -> Iterator[Case]:
             packed=packed,
             key_dim=key_dim,
             value_dim=value_dim,
+            kernel="fla" if call.op == "delta_fla" else "triton",
         )
         yield _fix_sizes(case, value_heads * value_dim, dtypes)
 
@@ -224,6 +225,7 @@ CASES_BY_OP: Mapping[str, Callable[[Call], Iterator[Case]]] = {
     "ssd": _ssd,
     "selective_scan": _selective_scan,
     "delta": _delta,
+    "delta_fla": _delta,
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "rms_norm_fp8": _fp8_norm,

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from ...console.errors import LayoutError
-from ..config.options.names import Kernel
+from ..config.options.names import DeltaKernel, Kernel
 from . import faults
 
 SUPPORTED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -73,10 +73,10 @@ def next_programs(kernels: Iterable[str]) -> Iterator[None]:
         NEXT.update(before)
 
 
-def requests_kernel(kernel: Kernel, device: torch.device) -> bool:
+def requests_kernel(kernel: DeltaKernel, device: torch.device) -> bool:
     """Return True if the configuration asks for kernels on this device."""
     on_gpu = device.type == "cuda" or _as_on_gpu.get()
-    return kernel == "triton" or (kernel == "auto" and on_gpu)
+    return kernel in ("triton", "fla") or (kernel == "auto" and on_gpu)
 
 
 def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:
@@ -99,6 +99,18 @@ def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None
     if not _as_on_gpu.get():
         warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False
+
+
+def refuse(name: str, x: Tensor, missing: str | None, *, hint: str) -> None:
+    """Raise LayoutError if the kernel of another package is `missing`, for which `hint` has the
+    command, or if it cannot run here. For fake tensors nothing is missing."""
+    if missing is not None and not (is_compiling() or isinstance(x, FakeTensor)):
+        raise LayoutError(f"the kernel {name} cannot run: {missing}", hint=hint)
+    problem = FAILED.get(name) or _find_tensor_problem(x)
+    if problem is not None:
+        raise LayoutError(
+            f"the kernel {name} cannot do this: {problem}", hint="use `kernel: auto` or `torch`"
+        )
 
 
 def _find_tensor_problem(x: Tensor) -> str | None:

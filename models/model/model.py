@@ -199,10 +199,10 @@ class Model(nn.Module):
             positions = torch.arange(seen, seen + length, device=tokens.device).unsqueeze(0)
             return BatchContext(positions, rows=rows, axes=self.axes)
         if states is None:
-            attends = any(options.attention_heads for options in self.config.operators.values())
+            spanned = any(options.reads_spans for options in self.config.operators.values())
             documents.prepare(
                 self.packing_chunks(length, tokens.device),
-                spans=attends and tokens.device.type == "cuda",
+                spans=spanned and tokens.device.type == "cuda",
                 compiled=self.compiled,
             )
         return BatchContext(documents.positions, documents, rows=rows, axes=self.axes)

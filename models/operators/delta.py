@@ -58,7 +58,7 @@ class Delta(Operator):
             self.gate_up = SplitLinear(options.gate_rank, {"gate": value_width})
         self.dt_bias = nn.Parameter(torch.empty(decays))
         self.A_log = nn.Parameter(torch.empty(options.state_heads))
-        self.norm = RMSNorm(options.value_head_dim, options.norm_eps, kernel=options.kernel)
+        self.norm = RMSNorm(options.value_head_dim, options.norm_eps, kernel=options.own_kernel)
         self.output = OutputLinear(value_width, width, bias=False)
 
     def forward(self, u: Tensor, batch: BatchContext) -> Tensor:
@@ -69,7 +69,7 @@ class Delta(Operator):
         sizes = [sum(qkv_widths[:3]), *gate_widths, decay_width, beta_width]
         # qkv [b, t, 2·heads·key_dim + states·value_dim]   beta [b, t, states], of this rank
         qkv, *gates, decay, beta = self.input(u, batch.stored, sizes=sizes)
-        qkv = self.conv(qkv, batch, silu=True, kernel=options.kernel)
+        qkv = self.conv(qkv, batch, silu=True, kernel=options.own_kernel)
         if options.heads % tp.size:  # the value heads of a rank share keys with those of others
             *qk, v = qkv.split(qkv_widths[:3], dim=-1)
             local_qk = (

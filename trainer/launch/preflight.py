@@ -36,6 +36,7 @@ from ..record import loggers
 from ..run.job import Job
 from ..weights import source as origins
 from .kernels.attention import check_attention, check_flash4
+from .kernels.scans import check_fla
 from .options import StartOptions
 
 log = get_logger(__name__)
@@ -54,8 +55,8 @@ def check(job: Job) -> None:
 def check_machine(job: Job) -> None:
     """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
     compiler."""
-    checks = (_devices, _fp8_units, check_flash4, check_disk, check_host_memory, check_compiler)
-    run_all(*(partial(check, job) for check in (*checks, check_kernel_tools)))
+    checks = (_devices, _fp8_units, check_flash4, check_fla, check_disk, check_host_memory)
+    run_all(*(partial(check, job) for check in (*checks, check_compiler, check_kernel_tools)))
 
 
 def check_compiler(job: Job) -> None:

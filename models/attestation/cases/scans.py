@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...config.options.names import Kernel
+from ...config.options.names import DeltaKernel, Kernel
 from ...layers.delta.scan import kernel_delta_rule, normalize
 from ...layers.gated_scan import gated_scan
 from ...layers.mixed_scan import mixed_scan
@@ -120,6 +119,7 @@ def delta_case(
     packed: bool,
     key_dim: int | None = None,
     value_dim: int | None = None,
+    kernel: DeltaKernel = "triton",
 ) -> Case:
     """Default sizes are 128 and, in narrow shapes, small and odd."""
 
@@ -139,12 +139,18 @@ def delta_case(
             inputs["documents"] = draw.documents(shape, continued=state)
         return inputs
 
-    def make_run(kernel: Kernel) -> Callable[..., Any]:
-        return partial(kernel_delta_rule, kernel=kernel)
+    def make_run(kernel: DeltaKernel) -> Callable[..., Any]:
+        def run(**inputs: Any) -> Any:
+            y, final = kernel_delta_rule(**inputs, kernel=kernel)
+            return y if without_state else (y, final)
 
+        return run
+
+    without_state = kernel == "fla"
     sizes = f" of {key_dim} × {value_dim}" if key_dim else ""
     decays = "decays by channel" if by_channel else "decays by head"
     name = f"{heads} heads, {value_heads} states{sizes}, {decays}"
     name += ", a state" * state + ", packed" * packed
     tiny = InputShape(1, 40, 72)  # the interpreter is slow on pairs with decays of their own
-    return Case("delta", name, make, make_run("triton"), make_run("torch"), tiny)
+    op = "delta_fla" if kernel == "fla" else "delta"
+    return Case(op, name, make, make_run(kernel), make_run("torch"), tiny)

@@ -55,6 +55,11 @@ class OperatorOptions:
         return None
 
     @property
+    def reads_spans(self) -> bool:
+        """True if kernels read the documents' ends."""
+        return self.attention_heads is not None
+
+    @property
     def state_heads(self) -> int | None:
         """Heads with a state and a transition matrix, if there are any. Context parallelism by a2a
         splits them."""

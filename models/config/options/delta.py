@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .base import FusedOptions, check_divides
+from .names import DeltaKernel, Kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,9 @@ class DeltaOptions(FusedOptions):
     channel`)."""
 
     kind: Literal["delta"] = "delta"
+    kernel: DeltaKernel = "auto"  # type: ignore[assignment]
+    """As of other operators. `fla`: the scan by the kernels of flash-linear-attention, which must
+    be installed, on a GPU; rows over several ranks need `layout.delta=a2a`."""
     heads: int
     """Heads of queries and keys."""
     value_heads: int | None = None
@@ -71,6 +75,15 @@ class DeltaOptions(FusedOptions):
             if getattr(self, name) is not None:
                 sizes[name] = getattr(self, name)
         return sizes
+
+    @property
+    def own_kernel(self) -> Kernel:
+        """`kernel` for the operator's other parts, which fla does not compute."""
+        return "auto" if self.kernel == "fla" else self.kernel
+
+    @property
+    def reads_spans(self) -> bool:
+        return self.kernel == "fla"
 
     @property
     def state_heads(self) -> int:

@@ -6,6 +6,9 @@ from typing import Literal, TypedDict
 
 NormKind = Literal["rms", "rms-eps-outside", "rms-zero-centered", "layer"]
 Kernel = Literal["auto", "triton", "torch"]
+DeltaKernel = Literal["auto", "triton", "torch", "fla"]
+"""fla: the programs of flash-linear-attention."""
+FLA_INSTALL = 'pip install "headrace[fla]"'
 Method = Literal["auto", "direct", "toeplitz", "fft"]
 Activation = Literal["silu", "gelu", "gelu-tanh", "quick-gelu", "relu", "relu2", "identity"]
 """quick-gelu is x·sigmoid(1.702·x), relu2 is relu(x)²."""

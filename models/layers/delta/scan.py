@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...config.options.names import Kernel
+from ....console.errors import LayoutError
+from ...config.options.names import FLA_INSTALL, DeltaKernel
 from ...config.precision import widen
-from ...documents import Documents
+from ...documents import Documents, Spans
 from ...kernels import delta as kernels
-from ...kernels.choice import uses_kernel
+from ...kernels import delta_fla
+from ...kernels.choice import refuse, uses_kernel
 from ...parallel.axes import ALONE, Axis
 from .rule import delta_rule
 
@@ -36,7 +38,7 @@ def delta_scan(
     state: Tensor | None = None,
     axis: Axis = ALONE,
     chunk: int = 64,
-    kernel: Kernel = "auto",
+    kernel: DeltaKernel = "auto",
 ) -> tuple[Tensor, Tensor]:
     """Return y [rows, length, value_heads, value_head_dim] and the final state [rows, value_heads,
     key_head_dim, value_head_dim].
@@ -80,9 +82,15 @@ def kernel_delta_rule(
     state: Tensor | None = None,
     axis: Axis = ALONE,
     chunk: int = 64,
-    kernel: Kernel = "auto",
+    kernel: DeltaKernel = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Compute `delta_rule` by the fused kernel, in v's dtype, or in plain torch."""
+    """Compute `delta_rule` by a fused kernel, in v's dtype, or in plain torch. fla returns no final
+    state."""
+    if kernel == "fla":
+        refuse_fla(v, state, axis)
+        spans = documents.spans() if documents is not None else Spans.of_rows(v)
+        tensors = q.to(v.dtype), k.to(v.dtype), v, g.float(), beta.float()
+        return delta_fla.delta_fla(*tensors, spans.ends), v.new_empty(0)
     problem = kernels.unsupported_reason(k.shape[-1], v.shape[-1])
     if uses_kernel(kernel, "delta", v, problem):
         positions = documents.positions if documents is not None else None
@@ -95,6 +103,18 @@ def kernel_delta_rule(
         state=state, axis=axis, chunk=chunk,
     )  # fmt: skip
     return y.to(v.dtype), final
+
+
+def refuse_fla(v: Tensor, state: Tensor | None, axis: Axis) -> None:
+    """Raise LayoutError if fla cannot compute this."""
+    if state is not None:
+        raise LayoutError("kernel: fla has no initial state", hint="use `kernel: triton`")
+    if axis.size > 1:
+        raise LayoutError(
+            "kernel: fla passes no states between ranks",
+            hint="set layout.delta=a2a, or use `kernel: triton`",
+        )
+    refuse("delta_fla", v, delta_fla.missing_reason(), hint=FLA_INSTALL)
 
 
 def normalize(x: Tensor) -> Tensor:

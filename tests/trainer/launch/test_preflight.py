@@ -30,8 +30,9 @@ from headrace.trainer.accounting.describe import describe, eager_operators, line
 from headrace.trainer.cluster.ranks import StopRequest
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
-from headrace.trainer.launch.kernels import attention
+from headrace.trainer.launch.kernels import attention, scans
 from headrace.trainer.launch.kernels.attention import check_flash4
+from headrace.trainer.launch.kernels.scans import check_fla
 from headrace.trainer.launch.options import StartOptions
 
 
@@ -98,6 +99,24 @@ def test_attention_that_nothing_computes_is_refused(
     monkeypatch.setattr(torch, "__version__", "2.14.1")
     with pytest.raises(LayoutError, match=r"torch 2\.14\.1 calls an older flash-attn-4"):
         check_flash4(job)
+
+
+def test_scans_of_another_package_are_refused_where_they_cannot_run(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fla = "model.operators.attention={kind: delta, heads: 2, kernel: fla}"
+    with pytest.raises(LayoutError, match="which needs a GPU"):
+        check_fla(ask(fla, dry_run=True))
+    gpu = [fla, "device=cuda", "precision=bf16"]
+    divided = ask(*gpu, "layout.cp=2", "processes=2", dry_run=True)
+    with pytest.raises(LayoutError, match="passes no states between ranks"):
+        check_fla(divided)
+    job = ask(*gpu, dry_run=True)
+    check_fla(job)
+    monkeypatch.setattr(scans, "find_spec", lambda _: None)
+    with pytest.raises(MissingError, match="flash-linear-attention is not installed") as missing:
+        check_fla(job)
+    assert missing.value.hint == 'pip install "headrace[fla]"'
 
 
 def test_recompute_fits_the_layers_and_the_engine(ask: Any) -> None:
