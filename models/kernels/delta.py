@@ -89,12 +89,9 @@ class _Call:
     ) -> _Call:
         if positions is not None:
             positions = positions.contiguous()
-        return cls(
-            *(to_channels_last(x.flatten(2)) for x in (q, k, v)),
-            beta.float().contiguous(),
-            positions,
-            *(v.shape[2], q.shape[3], v.shape[3], g.shape[3]),
-        )
+        q_flat, k_flat, v_flat = (to_channels_last(x.flatten(2)) for x in (q, k, v))
+        sizes = v.shape[2], q.shape[3], v.shape[3], g.shape[3]
+        return cls(q_flat, k_flat, v_flat, beta.float().contiguous(), positions, *sizes)
 
     @property
     def rows(self) -> int:
@@ -124,14 +121,6 @@ class _Call:
         return self.heads, heads_per_key, self.key_dim
 
     @property
-    def q_strides(self) -> tuple[int, int]:
-        return self.q.stride(0), self.q.stride(1)
-
-    @property
-    def k_strides(self) -> tuple[int, int]:
-        return self.k.stride(0), self.k.stride(1)
-
-    @property
     def by_channel(self) -> bool:
         return self.decays > 1
 
@@ -158,10 +147,6 @@ class _Call:
     def values(self, dim: int) -> int:
         """Return the value channels of a program."""
         return min(VALUES, _tile_side(dim))
-
-    @property
-    def value_blocks(self) -> int:
-        return -(-self.value_dim // self.values(self.value_dim))
 
     def empty(self, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return a new tensor [rows, heads, padded, width]."""
@@ -199,7 +184,7 @@ def delta(
     G = _cumsum(g.float().contiguous(), call)
     M, P = call.empty(CHUNK, torch.float32), call.empty(CHUNK)
     sizes = (call.length, call.padded, *call.key_sizes)
-    strides = (*call.q_strides, *call.k_strides)
+    strides = (*call.q.stride()[:2], *call.k.stride()[:2])
     key_dim = _tile_side(call.key_dim)
     pairs = call.q, call.k, call.beta, G, call.position_ids, M, P, *sizes, *strides
     if call.by_channel:
@@ -214,7 +199,7 @@ def delta(
     )
     programs.delta_solve[(call.chunks, call.heads, call.rows)](
         call.k, call.v, call.beta, G, call.position_ids, inverses, W, U, *sizes, call.value_dim,
-        *call.k_strides, *call.v.stride()[:2], **call.state_constants,
+        *call.k.stride()[:2], *call.v.stride()[:2], **call.state_constants,
     )  # fmt: skip
     states, D = call.empty_states(), torch.empty_like(U)
 
@@ -227,9 +212,9 @@ def delta(
         state = _receive(walk(state, write=False), transition, state, context)
     final = walk(state, write=True)
     y = v.new_empty(v.shape)
-    programs.delta_outputs[(call.chunks, call.value_blocks * call.heads, call.rows)](
+    programs.delta_outputs[(call.chunks, -(-call.value_dim // VALUES) * call.heads, call.rows)](
         call.q, G, call.position_ids, states, P, D, y, call.length, call.padded, call.chunks,
-        *call.key_sizes, call.value_dim, *call.q_strides, **call.state_constants,
+        *call.key_sizes, call.value_dim, *call.q.stride()[:2], **call.state_constants,
     )  # fmt: skip
     return y, final, G, inverses, W, states, P, D, transition
 
@@ -264,7 +249,7 @@ def _walk(
     start = final if initial is None else initial.float().contiguous()
     _programs()[0].delta_states[(-(-state_dim // values), call.heads, call.rows)](
         call.k, W, U, G, call.position_ids, start, states, D, final, call.length, call.padded,
-        call.chunks, *call.key_sizes, state_dim, *call.k_strides, START=initial is not None,
+        call.chunks, *call.key_sizes, state_dim, *call.k.stride()[:2], START=initial is not None,
         ADD=add, WRITE=write, **{**call.state_constants, "VALUES": values},
     )  # fmt: skip
     return final
@@ -323,12 +308,12 @@ def _backward(
     call = _Call.build(q, k, v, g, beta, positions)
     programs, dy = _programs()[1], dy.contiguous()
     sizes = (call.length, call.padded, call.chunks, *call.key_sizes, call.value_dim)
-    strides = (*call.q_strides, *call.k_strides)
+    strides = (*call.q.stride()[:2], *call.k.stride()[:2])
     state_grads, dD = call.empty_states(), torch.empty_like(D)
 
     def walk(initial: Tensor | None, *, write: bool) -> Tensor:
         final = call.empty_state(call.value_dim)
-        programs.delta_backward_states[(call.value_blocks, call.heads, call.rows)](
+        programs.delta_backward_states[(-(-call.value_dim // VALUES), call.heads, call.rows)](
             call.q, call.k, W, P, G, call.position_ids, dy,
             final if initial is None else initial.float().contiguous(), state_grads, dD, final,
             *sizes, *strides, START=initial is not None, WRITE=write, **call.state_constants,

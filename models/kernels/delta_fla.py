@@ -58,8 +58,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients for q, k, v, g and beta."""
     with torch.enable_grad():
-        leaves = [x.detach().requires_grad_() for x in (q, k, v, g, beta)]
-        y = _compute(*leaves, ends)
+        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v, g, beta))
+        y = _compute(*leaves, ends)  # type: ignore[call-arg]
         dq, dk, dv, dg, dbeta = torch.autograd.grad(y, leaves, dy)
     return dq, dk, dv, dg, dbeta
 

@@ -11,6 +11,8 @@ and gates through few channels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +32,7 @@ from .base import BatchContext, Operator
 from .mamba2 import init_dt_bias
 from .short_conv import ShortConvolution
 
-GATES = {"silu": F.silu, "sigmoid": torch.sigmoid}
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid}
 LOWEST_RATES = {"head": 0.01, "channel": 1.0}
 """Lower bounds of the initial exp(A_log), as published."""
 

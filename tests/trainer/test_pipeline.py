@@ -49,7 +49,7 @@ def test_every_schedule_is_exact(in_processes: Any, recompute: str, packed: bool
     hold(in_processes(2, "piped.exact", cases=cases, recompute=recompute, packed=packed))
 
 
-TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe"]
+TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe", "tiny-delta"]
 
 
 @pytest.mark.long

@@ -233,5 +233,5 @@ def score_flops(chunk: int, key_dim: int, *, by_channel: bool) -> float:
         return 2.0 * chunk * key_dim
     ends = [*range(BLOCK, chunk, BLOCK), chunk]
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-    pairs = sum(size * end for size, end in zip(sizes, ends, strict=True))
+    pairs: int = sum(size * end for size, end in zip(sizes, ends, strict=True))
     return 2.0 * pairs * key_dim / chunk

@@ -83,6 +83,15 @@ def test_a_kind_has_two_graphs_for_each_length() -> None:
     assert graphs() == 2 * 2 * 2
 
 
+@pytest.mark.slow
+def test_chunks_of_the_delta_rule_break_no_graph() -> None:
+    changes = ('pattern="[gdn, kda]"', "mlp=null", "learned_positions=null", "norm=rms")
+    compiled, eager = (model_of(*changes, name="every") for _ in range(2))
+    compile_blocks(compiled, CPU, "eager")
+    hold(compiled, eager, [24])
+    assert graphs() == 2 * 2
+
+
 @pytest.mark.long
 def test_graphs_of_all_kinds_are_bounded() -> None:
     """li has a graph for each number of chunks too, which takes few values."""

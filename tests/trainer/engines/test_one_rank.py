@@ -70,7 +70,10 @@ def test_faults_of_the_weights_are_found(in_processes: Any, tmp_path: Path, faul
     assert "steps" in differences(in_processes, tmp_path, "fsdp2-0-bf16", "tiny", 1, **options)
 
 
-MODELS = ("tiny", "tiny-transformer", "tiny-hybrid", "tiny-zamba", "tiny-moe", "tiny-mamba")
+MODELS = (
+    *("tiny", "tiny-transformer", "tiny-hybrid", "tiny-zamba", "tiny-moe", "tiny-mamba"),
+    "tiny-delta",
+)
 OPTIONS: dict[str, dict[str, Any]] = {
     "one micro-batch": {"at_once": 8},
     "eight micro-batches": {"at_once": 1},
