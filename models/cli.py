@@ -268,6 +268,7 @@ def convert_model(
       huggingface   config.json and safetensors, which transformers loads
       vortex        config.yml  and model.pt (StripedHyena 2)
 
+    SOURCE may be a checkpoint of Savanna, too: mp_rank_*_model_states.pt and configs/*.yml.
     Tensors are only renamed and reordered. A tokenizer in SOURCE is copied.
 
     If SOURCE are YAML files, they are a configuration of Savanna: OUT gets model.yaml,

@@ -3,6 +3,7 @@
 headrace      model.yaml   and safetensors with our names
 huggingface   config.json  and safetensors, as transformers writes them
 vortex        config.yml   and model.pt: StripedHyena 2
+savanna       mp_rank_00_model_states.pt and configs/: read only
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..weights import Weights
 from . import huggingface, native, vortex
 from .files import stage_folder
 from .rules import Tensors
+from .savanna import checkpoint as savanna
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -53,6 +55,10 @@ FORMATS = {
     ),
     "vortex": FolderFormat(vortex.CONFIG, vortex.read, vortex.write),
 }
+"""Formats that are read and written."""
+MARK_FILES = {name: format.mark_file for name, format in FORMATS.items()}
+MARK_FILES |= {"savanna": savanna.FIRST}
+READERS = {**{name: format.read for name, format in FORMATS.items()}, "savanna": savanna.read}
 
 
 def read_model(folder: str | Path) -> tuple[ModelConfig, Weights]:
@@ -61,7 +67,7 @@ def read_model(folder: str | Path) -> tuple[ModelConfig, Weights]:
     Missing tensors, unknown tensors and shapes are checked first.
     """
     folder = Path(folder)
-    return FORMATS[find_format(folder)].read(folder)
+    return READERS[find_format(folder)](folder)
 
 
 def write_model(
@@ -112,8 +118,8 @@ def convert(
 
 def find_format(folder: Path) -> str:
     """Detect a folder's format."""
-    formats = [name for name, format in FORMATS.items() if (folder / format.mark_file).is_file()]
-    mark_files = ", ".join(f"{format.mark_file} ({name})" for name, format in FORMATS.items())
+    formats = [name for name, mark in MARK_FILES.items() if (folder / mark).is_file()]
+    mark_files = ", ".join(f"{mark} ({name})" for name, mark in MARK_FILES.items())
     if not formats:
         fault = "holds no model" if folder.is_dir() else "is not a folder"
         hint = path_hint(folder, f"name a folder with one of {mark_files}")

@@ -147,9 +147,9 @@ def _find(path: str, step: int | None) -> WeightSource:
     elif not storage.is_local(path):
         return Checkpoint(_choose(store.list_complete(path), path, step))
     else:
-        from ...models.conversion.folders import FORMATS
+        from ...models.conversion.folders import MARK_FILES
 
-        if any((folder / format.mark_file).is_file() for format in FORMATS.values()):
+        if any((folder / mark).is_file() for mark in MARK_FILES.values()):
             return ModelFolder(path)
     hint = (
         "name a run's folder, a checkpoint (…/checkpoints/step-00000500, or its s3:// URL), or a "

@@ -32,7 +32,7 @@ def convert_settings(
 ) -> ConversionReport:
     """Write the new folder, which appears when it is complete."""
     settings = read_settings(files)
-    model = _checked(settings)
+    model = check_model(settings)
     run, missing = convert_run(settings)
     mixture = convert_mixture(settings, data_parallel)
     fates = list(settings.fates())
@@ -51,7 +51,8 @@ def convert_settings(
     return report
 
 
-def _checked(settings: SavannaSettings) -> ModelConfig:
+def check_model(settings: SavannaSettings) -> ModelConfig:
+    """Return the model; raise ConfigError for what makes no valid one."""
     try:
         return convert_model(settings)
     except ConfigProblems as error:
