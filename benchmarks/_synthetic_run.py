@@ -57,13 +57,16 @@ def train(
     micro_batches: int = 1,
     rows: int = 1,
     guard: Guard | None = None,
+    loop_options: LoopOptions | None = None,
     **options: Any,
 ) -> None:
-    """Train for some steps; a micro-batch has rows of so many tokens. `options` are of the loop."""
+    """Train for some steps; a micro-batch has rows of so many tokens. `loop_options` are those of a
+    run; else the loop has its defaults, with a guard and `options`."""
     plan = plan_rows(vocab_size, steps, tokens, micro_batches * rows)
-    chosen = LoopOptions(
-        micro_batch_tokens=rows * tokens, seed=0, guard=guard or Guard(), **options
-    )
+    if loop_options is None:
+        loop_options = LoopOptions(
+            micro_batch_tokens=rows * tokens, seed=0, guard=guard or Guard(), **options
+        )
 
     def packed(batch: SyntheticBatch) -> SyntheticBatch:
         bounds = [boundaries(row) for row in batch.rows]
@@ -85,4 +88,4 @@ def train(
     start = RunState(
         step=0, row=0, tokens=0, plan_hash=plan.hash, updates=0, ledger="0" * 32, seed=0
     )
-    Loop(plan, load, lambda _: 1e-4, engine, parallel, chosen, hooks=hooks).run(start)
+    Loop(plan, load, lambda _: 1e-4, engine, parallel, loop_options, hooks=hooks).run(start)

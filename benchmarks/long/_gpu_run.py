@@ -31,7 +31,12 @@ from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 from headrace.trainer.record.speed import Speed, count_speed, device_peak
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
-from headrace.trainer.run.process import build_engine, join_group, order_attention
+from headrace.trainer.run.process import (
+    build_engine,
+    build_loop_options,
+    join_group,
+    order_attention,
+)
 
 from ._gpu_lines import Line, Sizes, lines
 from ._gpu_profile import KINDS, Shares, Tracer
@@ -229,10 +234,11 @@ def measure(line: Line, sizes: Sizes, trace: Path, weights: Path | None = None) 
             tracer.begin(step)
 
     recorder = Seconds()
+    parallel = join(sizes.device)
     with order_attention(job.run):
         train(
             engine,
-            join(sizes.device),
+            parallel,
             job.model.vocab_size,
             [Turns(), recorder],
             steps=steps.stop,
@@ -240,6 +246,7 @@ def measure(line: Line, sizes: Sizes, trace: Path, weights: Path | None = None) 
             boundaries=lambda row: sizes.boundaries(line, row),
             micro_batches=line.micro_batches,
             rows=line.rows,
+            loop_options=build_loop_options(job, parallel),
         )
     measured = Measured(
         tokens=sizes.row_tokens(line) * line.rows * line.micro_batches,

@@ -9,11 +9,13 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+from benchmarks import _synthetic_run
 from benchmarks._gpu_models import MODELS, TINY, WIDE, hybrid, load_wide, with_kernels
 from benchmarks.long import _gpu_run
 from benchmarks.long._gpu_lines import Line, Sizes, lines, predictable
@@ -21,9 +23,15 @@ from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.model import initial_weights
 from headrace.trainer.cluster import ranks
+from headrace.trainer.launch import worker
+from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.devices import ALLOCATOR
+from headrace.trainer.loop.hooks.hook import Hooks
+from headrace.trainer.loop.loop import LoopOptions
+from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.run.config import RunConfig
 from headrace.trainer.run.job import Job
+from headrace.trainer.run.process import build_loop_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,7 +114,7 @@ def test_steps_are_measured_with_the_settings_of_a_run(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     for name, replacement in (
         ("join", _gpu_run.join.__wrapped__),
-        ("create_groups", lambda *_: SimpleNamespace(device=torch.device("cuda"))),
+        ("create_groups", lambda *_: SimpleNamespace(device=torch.device("cuda"), world=1)),
         ("build_engine", build_engine),
         ("load_weights", lambda *_: None),
         ("weights_of", lambda *_: {}),
@@ -125,6 +133,33 @@ def test_steps_are_measured_with_the_settings_of_a_run(
     assert {name for name in names if getattr(job.run, name) != getattr(usual, name)} == {
         *("precision", "fp8", "processes", "device", "micro_batch_tokens", "recompute", "engine")
     }
+
+
+def test_steps_are_measured_with_the_loop_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`trainer run` and gpu_step build their loops with equal options."""
+    line, sizes = replace(lines()[0], precision="fp8"), Sizes(dry=False)
+    parallel: Any = SimpleNamespace(device=torch.device("cpu"), world=1)
+    job, nothing = _gpu_run.make_job(line, sizes), cast("Any", None)
+    loops: list[LoopOptions] = []
+
+    def loop(*arguments: object, **_: object) -> None:
+        loops.extend(options for options in arguments if isinstance(options, LoopOptions))
+        raise StopIteration
+
+    monkeypatch.setattr(worker, "Loop", loop)
+    monkeypatch.setattr(worker, "training_steps", lambda *_: None)
+    with pytest.raises(StopIteration):
+        worker._make_loop(job, nothing, parallel, StartOptions(), Hooks(), nothing)
+    monkeypatch.setattr(_synthetic_run, "Loop", loop)
+    for name in ("build", "join"):
+        monkeypatch.setattr(_gpu_run, name, lambda *_: parallel)
+    with pytest.raises(StopIteration):
+        _gpu_run.measure(line, sizes, tmp_path / "trace")
+    assert loops[0] == loops[1] and loops[0].micro_batch_tokens == sizes.row_tokens(line)
+    other = replace(job, run=replace(job.run, watch=WatchConfig(spike="skip")))  # negative control
+    assert build_loop_options(other, parallel) != loops[1]
 
 
 def test_pairs_are_those_of_the_documents() -> None:

@@ -37,7 +37,7 @@ from ..loop.hooks.scores import ScoreCheckpoints
 from ..loop.hooks.slurm_notes import SlurmNotes
 from ..loop.hooks.stop_signal import StopSignal
 from ..loop.loaders import load_evaluator, training_steps
-from ..loop.loop import Loop, LoopOptions
+from ..loop.loop import Loop
 from ..record import speed
 from ..record.logger import LoggedRun
 from ..record.loggers import open_loggers
@@ -47,7 +47,7 @@ from ..record.steps import NullRecorder, RunRecorder
 from ..record.stragglers import Stragglers
 from ..run.job import Job
 from ..run.plan_check import followed_plan
-from ..run.process import build_engine, join_group, order_attention
+from ..run.process import build_engine, build_loop_options, join_group, order_attention
 from ..scores.at_checkpoints import CheckpointScores
 from . import records, restore
 from .attestation import AttestationOutcome, attesting
@@ -195,16 +195,6 @@ def _make_loop(
     checkpoints: restore.RunCheckpoints,
 ) -> Loop:
     run = job.run
-    settings = LoopOptions(
-        micro_batch_tokens=run.micro_batch_tokens,
-        seed=run.seed,
-        guard=run.watch,
-        save_every=run.checkpoints.every,
-        layers_every=run.watch.layers,
-        noise_every=run.watch.noise,
-        times_ranks=run.watch.straggler > 0 and parallel.world > 1,
-        stop_after=options.stop_after,
-    )
     held_out = None
     if run.evaluate is not None:
         held_out = load_evaluator(
@@ -216,7 +206,7 @@ def _make_loop(
         build_lr_schedule(job),
         engine,
         parallel,
-        settings,
+        build_loop_options(job, parallel, options.stop_after),
         hooks=hooks.hooks,
         checkpoints=checkpoints,
         evaluator=held_out,

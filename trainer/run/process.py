@@ -23,6 +23,7 @@ from ..engines.objective import Objective
 from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel
 from ..layout.stages import list_chunks
+from ..loop.loop import LoopOptions
 from .config import RunConfig
 from .job import Job
 
@@ -52,6 +53,20 @@ def build_engine(job: Job, parallel: Parallel) -> Engine:
     model.set_recompute(job.rules)
     objective = Objective(model, job.run.z_loss, job.run.loss_divisor)
     return job.run.engine.build(objective, job.run.optimizer, job.precision, parallel)
+
+
+def build_loop_options(job: Job, parallel: Parallel, stop_after: int | None = None) -> LoopOptions:
+    run = job.run
+    return LoopOptions(
+        micro_batch_tokens=run.micro_batch_tokens,
+        seed=run.seed,
+        guard=run.watch,
+        save_every=run.checkpoints.every,
+        layers_every=run.watch.layers,
+        noise_every=run.watch.noise,
+        times_ranks=run.watch.straggler > 0 and parallel.world > 1,
+        stop_after=stop_after,
+    )
 
 
 def order_attention(run: RunConfig) -> AbstractContextManager[object]:
