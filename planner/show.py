@@ -75,11 +75,13 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
     planned, predicted, layout = plan.planned, plan.predicted, plan.layout
     unit = "rows" if planned.module else "tokens"
     axes = {name: getattr(layout, name) for name in ("pp", "cp", "tp", "ep")}
+    ranks = planned.gpus // (layout.pp * layout.tp)
+    engine = plan.engine.for_ranks(ranks)
     degrees = " × ".join(f"{name} {size}" for name, size in axes.items() if size > 1) or "dp alone"
     lines = [
         f"plan         {planned.module or 'model'} {planned.model}, {planned.gpus} ranks, "
         f"{planned.hardware}{'' if planned.executable else ' (`trainer run` refuses it)'}",
-        f"layout       {degrees}, {plan.engine.describe()}, {plan.micro_batch_tokens:,} {unit} a "
+        f"layout       {degrees}, {engine.describe()}, {plan.micro_batch_tokens:,} {unit} a "
         f"micro-batch{f', {layout.schedule}' if layout.pp > 1 else ''}"
         f"{f', cuts {list(layout.cuts)}' if layout.cuts else ''}",
     ]

@@ -225,7 +225,7 @@ def enumerate_unchecked_grids(
 def list_settings() -> list[str]:
     """Name all settings of grids, with any engine."""
     layout = LayoutConfig()
-    shape = LayoutShape(layout, 1, 1, 1)
+    shape = LayoutShape(layout, 2, 1, 1)  # one rank has fewer
     grids = (Grid(shape, engine, layout) for engine in enumerate_engines(shape, 1))
     return list(dict.fromkeys(name for grid in grids for name in grid.settings()))
 
@@ -239,7 +239,7 @@ def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfi
     shards = [None, node_ranks] if within_node else [None]
     for name, kind in sorted(ENGINES.items(), key=lambda item: len(item[1].packages)):
         for shard in shards:
-            candidates = _candidates(kind, shard)
+            candidates = _candidates(kind, shard, ranks == 1)
             if shard is None and not candidates:
                 raise LayoutError(
                     f"the engine `{name}` has no settings that the planner may try",
@@ -249,6 +249,8 @@ def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfi
 
 
 @cache
-def _candidates(kind: type[EngineConfig], shard: int | None) -> tuple[EngineConfig, ...]:
+def _candidates(
+    kind: type[EngineConfig], shard: int | None, alone: bool
+) -> tuple[EngineConfig, ...]:
     """Return one object per equal engine, because costs are cached by the object."""
-    return tuple(kind.candidates(shard))
+    return tuple(kind.candidates(shard, alone=alone))

@@ -93,9 +93,10 @@ class EngineConfig(ABC):
 
     @classmethod
     @abstractmethod
-    def candidates(cls, shard: int | None) -> Sequence[Self]:
+    def candidates(cls, shard: int | None, *, alone: bool) -> Sequence[Self]:
         """Return the settings that the planner tries if `shard` ranks share a copy of the state
-        (None: all ranks). An engine that cannot have several copies returns none for a number."""
+        (None: all ranks), or a rank holds it `alone`, where settings that differ in messages are
+        one. An engine that cannot have several copies returns none for a number."""
 
     @classmethod
     @abstractmethod

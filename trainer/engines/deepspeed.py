@@ -82,8 +82,8 @@ class DeepSpeedConfig(ZeroConfig):
             )
 
     @classmethod
-    def candidates(cls, shard: int | None) -> list[Self]:
-        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+    def candidates(cls, shard: int | None, *, alone: bool) -> list[Self]:
+        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2) if alone else (0, 1, 2, 3)
         return [] if shard is not None else [cls(zero=zero) for zero in stages]
 
     @classmethod

@@ -83,7 +83,7 @@ class Job:
     def layout(self) -> dict[str, Any]:
         """Engine and degrees of parallelism, for logs and reports."""
         return {
-            "engine": self.run.engine.describe(),
+            "engine": self.run.engine.for_ranks(self.dp * self.run.layout.cp).describe(),
             "processes": self.processes,
             "pp": self.run.layout.pp,
             "dp": self.dp,

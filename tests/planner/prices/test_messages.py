@@ -20,16 +20,23 @@ from headrace.models.parallel.exchange import gather_rows, scatter_rows
 from headrace.models.parallel.heads import gather_rows_of_heads, scatter_rows_of_heads
 from headrace.models.parallel.local_shard import LocalShard
 from headrace.models.parallel.tensor import gather, scatter
+from headrace.planner.grid.grid import Grid, LayoutShape, enumerate_engines, list_settings
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.messages import EngineMessages, MessageTimes, price_layer
+from headrace.planner.prices.messages import (
+    EngineMessages,
+    MessageTimes,
+    ParameterCosts,
+    price_layer,
+)
 from headrace.planner.traces.recorder import OperationRecorder
 from headrace.planner.traces.trace import ModelTrace, trace_model
 from headrace.planner.traces.work import Work
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.traffic import MESSAGES
 from headrace.trainer.layout.config import LayoutConfig
 
 FP32 = PRECISIONS["fp32"]
@@ -203,3 +210,28 @@ def test_layers_of_zero_share_messages() -> None:
     small = DeepSpeedConfig(zero=1, reduce_bucket_size=10_000)
     bucket = machine.collective("all-reduce", 10_000 * 4, 8, 1)
     assert seconds(small, 50)[1] == pytest.approx(5 * bucket)
+
+
+def test_one_rank_gathers_and_launches_nothing() -> None:
+    """Of FSDP2, a single candidate remains, whose engine sends nothing and needs no host."""
+
+    class Launches(Copies):
+        def launches(self, count: float) -> float:
+            return count
+
+    def fsdp2(dp: int) -> list[Grid]:
+        shape = LayoutShape(LayoutConfig(), dp, 1, 1)
+        engines = enumerate_engines(shape, per_node=8)
+        return [Grid(shape, e, shape.layout) for e in engines if e.kind == "fsdp2"]
+
+    def host_launches(grid: Grid) -> float:
+        arguments = (grid.engine, grid.layout, grid.shape.dp, FP32, Launches(), 1.0)
+        costs = ParameterCosts(0.0, 0.0, dict.fromkeys(MESSAGES, 0.0))
+        return EngineMessages(*arguments).forward(0.0, costs)
+
+    [alone], several = fsdp2(1), fsdp2(2)
+    assert host_launches(alone) == 0 and all(host_launches(grid) > 0 for grid in several)
+    assert {grid.settings()["gather"] for grid in several} == {"block", "micro-batch", "step"}
+    assert "gather" not in alone.settings() and "shard" not in alone.settings()
+    assert "one rank" in alone.name() and "FSDP2" not in alone.name()
+    assert {"gather", "shard", "zero"} <= set(list_settings())

@@ -35,7 +35,7 @@ class Silent(EngineConfig):
     kind: Literal["silent"] = "silent"
 
     @classmethod
-    def candidates(cls, shard: int | None) -> Sequence[Silent]:
+    def candidates(cls, shard: int | None, *, alone: bool) -> Sequence[Silent]:
         return [] if shard is not None else [cls()]
 
     @classmethod
@@ -158,7 +158,7 @@ def test_an_engine_that_does_not_answer_is_an_error(
 ) -> None:
     class Untried(Silent):
         @classmethod
-        def candidates(cls, shard: int | None) -> Sequence[Silent]:
+        def candidates(cls, shard: int | None, *, alone: bool) -> Sequence[Silent]:
             return []
 
     monkeypatch.setitem(ENGINES, "silent", Untried)

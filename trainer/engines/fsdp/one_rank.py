@@ -25,8 +25,14 @@ if TYPE_CHECKING:
 class OneRankConfig(FsdpConfig):
     """What `Fsdp2Config.for_ranks` returns for one rank. No run names it."""
 
+    def describe(self) -> str:
+        return f"one rank, nothing sharded{', compiled' if self.compile else ''}"
+
     def describe_with_layout(self, layout: LayoutConfig) -> str:
-        return f"{self.describe()} on one rank"
+        return self.describe()
+
+    def choices(self, layout: LayoutConfig) -> dict[str, object]:
+        return {}
 
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         return Traffic()

@@ -90,7 +90,9 @@ class FsdpConfig(EngineConfig):
             )
 
     @classmethod
-    def candidates(cls, shard: int | None) -> list[Self]:
+    def candidates(cls, shard: int | None, *, alone: bool) -> list[Self]:
+        if alone:
+            return [cls()]
         gathers: tuple[Gather, ...] = get_args(Gather)
         return [cls(shard=shard, gather=gather) for gather in gathers]
 
