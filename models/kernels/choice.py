@@ -75,8 +75,9 @@ def next_programs(kernels: Iterable[str]) -> Iterator[None]:
 
 def requests_kernel(kernel: DeltaKernel, device: torch.device) -> bool:
     """Return True if the configuration asks for kernels on this device."""
-    on_gpu = device.type == "cuda" or _as_on_gpu.get()
-    return kernel in ("triton", "fla") or (kernel == "auto" and on_gpu)
+    if kernel == "auto":
+        return device.type == "cuda" or _as_on_gpu.get()
+    return kernel in ("triton", "fla")
 
 
 def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None) -> bool:

@@ -22,7 +22,7 @@ their gradients backward, after the summary pass and before the scan over spans.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import gcd
 from typing import Any
 
@@ -70,27 +70,27 @@ class _Sizes:
     packed: bool
     fp32: bool
 
-    @property
+    @cached_property
     def inner(self) -> int:
         return self.heads * self.head_dim
 
-    @property
+    @cached_property
     def heads_per_group(self) -> int:
         return self.heads // self.groups
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         return -(-self.length // CHUNK)
 
-    @property
+    @cached_property
     def padded_length(self) -> int:
         return self.chunks * CHUNK
 
-    @property
+    @cached_property
     def spans(self) -> int:
         return -(-self.chunks // CHUNKS)
 
-    @property
+    @cached_property
     def span_arguments(self) -> tuple[int, ...]:
         """Arguments for programs that work on spans, in order."""
         return (
@@ -103,7 +103,7 @@ class _Sizes:
             self.state_size,
         )
 
-    @property
+    @cached_property
     def constants(self) -> dict[str, Any]:
         return {
             "PACKED": self.packed,
@@ -114,7 +114,7 @@ class _Sizes:
             "PRECISION": "tf32x3" if self.fp32 else "ieee",
         }
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int, int]:
         return self.spans, self.heads, self.rows
 

@@ -145,8 +145,7 @@ class Model(nn.Module):
         for layer_index, block, block_states in zip(
             layers, self.layer_blocks(layers), states or repeat(None), strict=False
         ):
-            # Recomputation appends to these lists too, later.
-            layer_batch = replace(batch, received=[], routed=[] if counts_routed else None)
+            layer_batch = batch.layer_context(counts_routed=counts_routed)
             u, loss = block(u, layer_batch, block_states, self.shared_block(block.layer))
             if loss is not None:
                 losses = losses + loss

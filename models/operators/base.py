@@ -79,12 +79,19 @@ class BatchContext:
 
     def call_context(self, state: State | None, axes: Axes | None = None) -> BatchContext:
         """Return the context for an operator call, with an empty list of losses."""
-        changes = {"state": state, "losses": [], "axes": axes or self.axes}
+        return self._copy(state=state, losses=[], axes=axes or self.axes)
+
+    def layer_context(self, *, counts_routed: bool) -> BatchContext:
+        """Return the context for a layer, with empty lists: recomputation appends to them later."""
+        return self._copy(received=[], routed=[] if counts_routed else None)
+
+    def _copy(self, **changes: Any) -> BatchContext:
+        """Return a copy with changes, like `replace`, which is slow: a step makes hundreds."""
         if is_compiling():
             return replace(self, **changes)
-        call = object.__new__(BatchContext)  # a step has hundreds of calls, and `replace` is slow
-        call.__dict__.update(self.__dict__, **changes)
-        return call
+        context = object.__new__(BatchContext)
+        context.__dict__.update(self.__dict__, **changes)
+        return context
 
     def whole_row_context(self, length: int) -> BatchContext:
         """Return the context for full rows, which operators gather over the context axis. A rank

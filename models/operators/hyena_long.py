@@ -108,4 +108,4 @@ def expand_to_channels(filters: Tensor, num_channels: int, channel_range: slice 
     for a channel range."""
     if num_channels > len(filters):
         filters = filters.repeat_interleave(num_channels // len(filters), dim=0)
-    return filters[channel_range]
+    return filters if channel_range == ALL else filters[channel_range]
