@@ -24,8 +24,8 @@ class RouterPlace(NamedTuple):
     """A router, and the range of its experts in the counts of all routers."""
 
     layer: int
-    index: int
-    """Number among the layer's routers, in the order of their calls."""
+    number: int
+    """Position among the layer's routers, in the order of their calls."""
     begin: int
     end: int
 
@@ -39,8 +39,8 @@ class LoadBalance:
         for layer, operators in enumerate(config.layers):
             options = [config.operators[name] for name in operators.branches]
             counts = [option.expert_count for option in options if option.expert_count is not None]
-            for index, count in enumerate(counts):
-                self.places.append(RouterPlace(layer, index, self.size, self.size + count))
+            for number, count in enumerate(counts):
+                self.places.append(RouterPlace(layer, number, self.size, self.size + count))
                 self.size += count
         self.counts: Tensor | None = None
         """int64 [experts of all routers]; None before a step's first pass."""
@@ -49,7 +49,7 @@ class LoadBalance:
         """Add the tokens by expert [experts] of each router in a layer."""
         for place in self.places:
             if place.layer == layer:
-                tokens = routed[place.index].detach()
+                tokens = routed[place.number].detach()
                 if self.counts is None:
                     self.counts = tokens.new_zeros(self.size)
                 self.counts[place.begin : place.end] += tokens
@@ -69,10 +69,11 @@ class LoadBalance:
             if str(place.layer) not in blocks:
                 continue
             modules = blocks[str(place.layer)].modules()
-            router = [module for module in modules if isinstance(module, MoE)][place.index]
+            router = [module for module in modules if isinstance(module, MoE)][place.number]
             rate, tokens = router.options.bias_update_rate, counts[place.begin : place.end]
             if rate:
                 signs = torch.sign(tokens.sum() - tokens * len(tokens)) * finite
+                assert router.correction_bias is not None
                 router.correction_bias += rate * signs
 
 

@@ -5,11 +5,14 @@ With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
 from ..config.options.attention import AttentionOptions
+from ..config.options.base import OperatorOptions
 from ..documents import Documents
 from ..layers.attention.limits import AttentionCall
 from ..layers.attention.packed import packed_attention, supports_packed_attention
@@ -28,7 +31,7 @@ from .base import BatchContext, Operator, State
 
 
 class Attention(Operator):
-    Options = AttentionOptions
+    Options: ClassVar[type[OperatorOptions]] = AttentionOptions
 
     def __init__(self, options: AttentionOptions, width: int, input_width: int = 0) -> None:
         """`input_width` 0 means `width`."""

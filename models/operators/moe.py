@@ -47,6 +47,12 @@ class MoE(Operator):
     experts = ("gate_up", "up", "down", "gate_up_bias", "up_bias", "down_bias")
     no_decay = ("gate_up_bias", "up_bias", "down_bias")
     full_precision = untrained = ("correction_bias",)
+    gate_up: Tensor | None
+    up: Tensor | None
+    gate_up_bias: Tensor | None
+    up_bias: Tensor | None
+    down_bias: Tensor | None
+    correction_bias: Tensor | None
 
     def __init__(self, options: MoEOptions, width: int) -> None:
         super().__init__(options, width)
@@ -104,7 +110,8 @@ class MoE(Operator):
     @property
     def inner(self) -> Tensor:
         """The experts' first matrices [experts, channels, width]."""
-        weight: Tensor = self.gate_up if self.options.gated else self.up
+        weight = self.gate_up if self.options.gated else self.up
+        assert weight is not None
         return weight
 
     def apply_experts(self, rows: Tensor, ends: Tensor, ranks: int) -> Tensor:
@@ -112,8 +119,8 @@ class MoE(Operator):
         parallelism cuts the hidden channels, each of its ranks adds bias / ranks."""
         options = self.options
         hidden = grouped_product(rows, self.inner, ends)
-        if options.bias:
-            bias = self.gate_up_bias if options.gated else self.up_bias
+        bias = self.gate_up_bias if options.gated else self.up_bias
+        if bias is not None:
             hidden = add_grouped_bias(hidden, bias, ends)
         if options.gated:
             clamps = {"limit": options.glu_limit, "offset": options.glu_offset}
@@ -121,7 +128,7 @@ class MoE(Operator):
         else:
             hidden = ACTIVATIONS[options.activation](hidden)
         y = grouped_product(hidden, self.down, ends)
-        return add_grouped_bias(y, self.down_bias / ranks, ends) if options.bias else y
+        return y if self.down_bias is None else add_grouped_bias(y, self.down_bias / ranks, ends)
 
     def apply_shared(self, x: Tensor, batch: BatchContext) -> Tensor:
         """Return the shared expert's output for x [b, t, width]. Where each tensor-parallel rank

@@ -178,12 +178,14 @@ class ShardGrid:
 def shard_experts(block: Block, grid: ShardGrid, sharding: dict[str, Any]) -> None:
     """Shard the operators with experts over the ranks of `grid`. `sharding` has the block's
     arguments for `fully_shard`."""
+    from torch import nn
     from torch.distributed.fsdp import fully_shard
 
     for branch in block.branches():
         if branch.operator.experts:
-            # Children have no experts, and keep the block's mesh. They are small, such as a router:
-            # one gather serves both passes.
+            # Children have no experts, and keep the block's mesh. A router is small: one gather
+            # serves both passes. A shared expert is gathered again, as its block.
             for child in branch.operator.children():
-                fully_shard(child, **{**sharding, "reshard_after_forward": False})
+                small = {"reshard_after_forward": False} if isinstance(child, nn.Linear) else {}
+                fully_shard(child, **{**sharding, **small})
             fully_shard(branch.operator, **{**sharding, "mesh": grid.mesh})

@@ -104,7 +104,7 @@ def forward_signals(
 
 def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, float]]:
     """Return the same of a whole model without an engine: from its blocks' outputs, and from the
-    scores of its routers. Routers that Sinkhorn's iteration balances are left out."""
+    scores of its routers, without those that Sinkhorn's iteration balances or that have groups."""
     work: Any = import_module("work")
     model = Model(config)
     model.init_weights(seed)
@@ -113,7 +113,7 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
     for name, module in model.named_modules():
         if isinstance(module, Block):
             module.register_forward_hook(lambda _, __, out, name=name: outputs[name].append(out[0]))
-        elif isinstance(module, MoE) and not module.options.sinkhorn:
+        elif isinstance(module, MoE) and not module.options.sinkhorn and module.options.groups == 1:
             module.router.register_forward_hook(
                 lambda _, __, out, name=name: scores[name].append(out)
             )
