@@ -31,7 +31,7 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_active_parameters(model: Model) -> int:
     """Count the parameters that a token uses: only the experts it is routed to."""
-    operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
+    operators = [operator for block in model.typed_blocks() for operator in block.operators()]
     return count_parameters(model) - sum(operator.unused_parameters() for operator in operators)
 
 
@@ -47,9 +47,9 @@ def count_parameters_by_part(model: Model) -> dict[str, int]:
     for layer, block in zip(model.config.layers, model.typed_blocks(), strict=True):
         if block.call is not None:
             counts[f"{layer.shared} (calls)"] += count_parameters(block.call)
-        for name, branch in zip(layer.branches, block.branches(), strict=True):
-            counts[name] += count_parameters(branch.operator)
-            norms += sum(count_parameters(norm) for norm in branch.norms)
+        for name, operator in zip(layer.branches, block.operators(), strict=True):
+            counts[name] += count_parameters(operator)
+        norms += sum(count_parameters(norm) for branch in block.branches() for norm in branch.norms)
     counts["norms"] = norms
     if model.head is not None:
         counts["head"] = model.head.weight.numel()
@@ -99,8 +99,7 @@ def layer_flops(
         if layer.shared and shared is not None and block.call is not None:
             totals[layer.shared] += matrix_flops(shared) + sum(operator_flops(shared).values())
             totals[f"{layer.shared} (calls)"] += matrix_flops(block.call)
-        for name, branch in zip(layer.branches, block.branches(), strict=True):
-            operator = branch.operator
+        for name, operator in zip(layer.branches, block.operators(), strict=True):
             totals[name] += matrix_flops(operator) + sum(operator_flops(operator).values())
         yield totals
 
@@ -117,7 +116,7 @@ def recomputed_flops(model: Model, seq_len: int, rules: Sequence[Rule]) -> float
             continue
         saved = rule.save if isinstance(rule, Selective) else ()
         shared, calls = model.shared_block(layer), block.call
-        operators = [shared, *(branch.operator for branch in block.branches())]
+        operators = [shared, *block.operators()]
         flops_by_kind = defaultdict(float, {"matmul": matrix_flops(calls) if calls else 0.0})
         for operator in filter(None, operators):
             flops_by_kind["matmul"] += matrix_flops(operator)

@@ -51,9 +51,9 @@ def generation_bytes(config: ModelConfig, seq_len: int, *, precision: Precision)
             if block.call is not None:
                 states.append(State(seq_len))
                 block.call(shared, u, batch.call_context(states[-1]))
-            for branch in block.branches():
-                if not branch.operator.options.tokenwise:
+            for operator in block.operators():
+                if not operator.options.tokenwise:
                     states.append(State(seq_len))
-                    branch.operator(u, BatchContext(positions, state=states[-1]))
+                    operator(u, BatchContext(positions, state=states[-1]))
             total += sum(tensor.nbytes for state in states for tensor in state.tensors.values())
     return total

@@ -24,4 +24,4 @@ def reduce_to_kinds(model: ModelConfig) -> ModelConfig:
 def _format_layer(layer: Layer) -> str:
     call = f"{layer.shared}>" if layer.shared else ""
     mlp = f"{'&' if layer.parallel else '/'}{layer.mlp or 'none'}"
-    return f"{call}{layer.mixer}{mlp}"
+    return f"{call}{'|'.join(layer.mixers)}{mlp}"

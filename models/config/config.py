@@ -44,7 +44,8 @@ class ModelConfig:
     pattern: str
     """Layers, first to last: lists of operator names, repeated with `*` and joined with `+`.
     `name/mlp` has another MLP than the model's, `name/none` has none, `name&mlp` has it beside the
-    mixer, not after it; the shared block `shared` feeds `shared>name`."""
+    mixer, not after it; in `one|two` both mixers read one norm; the shared block `shared` feeds
+    `shared>name`."""
     mlp: str | None = None
     """Operator that follows every mixer, with its own norm and residual."""
     operators: dict[str, Annotated[OperatorOptions, reader.OneOf(OPTIONS, tag="kind")]]
@@ -146,6 +147,7 @@ class ModelConfig:
                 messages.append(
                     f"layer {number}: a shared block's name has no dot: `{layer.shared}`"
                 )
+            messages += self._pair_problems(number, layer)
             for name in layer.names:
                 options = self.operators.get(name)
                 shared = name == layer.shared
@@ -155,6 +157,15 @@ class ModelConfig:
                         f"layer {number}: `{name}` is of kind {options.kind}, which {rule}"
                     )
         return [ConfigProblem("pattern", message) for message in messages]
+
+    def _pair_problems(self, number: int, layer: Layer) -> Iterator[str]:
+        """Yield why the mixers of a layer cannot stand side by side."""
+        for name in layer.mixers if layer.second is not None else ():
+            options = self.operators.get(name)
+            if options is not None and options.norm_placement != "pre":
+                yield f"layer {number}: `{name}` shares a norm, so norm_placement must be pre"
+            if options is not None and options.expert_count is not None:
+                yield f"layer {number}: `{name}` has experts, and cannot stand beside a mixer"
 
     def _operator_problems(self) -> list[ConfigProblem]:
         undefined = {name for layer in self.layers for name in layer.names} - self.operators.keys()

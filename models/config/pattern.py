@@ -3,11 +3,12 @@
     pattern := term ('+' term)*            joined
     term    := item ('*' number)*          repeated
     item    := '[' pattern, … ']' | '(' pattern ')' | layer
-    layer   := [shared '>'] mixer [('/' | '&') mlp]
+    layer   := [shared '>'] mixer ['|' mixer] [('/' | '&') mlp]
 
 `attention` is a layer with that operator and the model's default MLP, `attention/moe` has another
 MLP, `mamba/none` has none, and in `block>mamba` the shared block `block` feeds the layer. In
-`mamba&moe` the MLP is parallel to the mixer: both read the residual stream before the layer.
+`mamba&moe` the MLP is parallel to the mixer: both read the residual stream before the layer. In
+`attention|mamba` two mixers read one norm, and both add to the residual stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import re
 from dataclasses import dataclass
 
 NAME = r"[A-Za-z_][A-Za-z0-9_.-]*"
-TOKEN = re.compile(rf"\s*(?:(?P<layer>(?:{NAME}\s*>\s*)?{NAME}(?:\s*[/&]\s*{NAME})?)|(?P<mark>\S))")
+TOKEN = re.compile(
+    rf"\s*(?:(?P<layer>(?:{NAME}\s*>\s*)?{NAME}(?:\s*\|\s*{NAME})?(?:\s*[/&]\s*{NAME})?)|(?P<mark>\S))"
+)
 NUMBER = re.compile(r"\s*([0-9]+)")
 MAX_LAYERS = 10_000
 
@@ -30,11 +33,18 @@ class Layer:
     shared: str | None = None
     parallel: bool = False
     """True if the MLP reads the mixer's input, not input + mixer."""
+    second: str | None = None
+    """A second mixer, which reads the same norm."""
+
+    @property
+    def mixers(self) -> list[str]:
+        """The mixer, and the one beside it."""
+        return [self.mixer] if self.second is None else [self.mixer, self.second]
 
     @property
     def branches(self) -> list[str]:
         """Operators that add to the residual stream, in order."""
-        return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
+        return self.mixers if self.mlp is None else [*self.mixers, self.mlp]
 
     @property
     def names(self) -> list[str]:
@@ -43,7 +53,7 @@ class Layer:
 
     def __str__(self) -> str:
         call = f"{self.shared}>" if self.shared else ""
-        return call + self.mixer + (f"&{self.mlp}" if self.parallel else "")
+        return call + "|".join(self.mixers) + (f"&{self.mlp}" if self.parallel else "")
 
 
 def parse_pattern(text: str, *, mlp: str | None) -> tuple[Layer, ...]:
@@ -107,7 +117,8 @@ class _PatternParser:
         if parallel and mlp == "none":
             raise ValueError(f"`{text}` has nothing beside its mixer: write `{mixer}/none`")
         layer_mlp = (None if mlp == "none" else mlp) if mark else self.mlp
-        return Layer(mixer, layer_mlp, shared.strip() or None, parallel)
+        mixer, _, second = (word.strip() for word in mixer.partition("|"))
+        return Layer(mixer, layer_mlp, shared.strip() or None, parallel, second or None)
 
     def rest(self) -> str:
         return self.text[self.position :].strip()

@@ -6,6 +6,10 @@ A shared block (Zamba) that feeds the layer adds to the mixer's input alone:
 
     u ← u + mixer(norm(u + call(shared, u)))
 
+Mixers side by side (Falcon-H1) read one norm:
+
+    n = norm(u);  u ← u + mixer(n) + second(n)
+
 In a parallel layer (BlackMamba's `r8`) both branches read u:
 
     u ← u + mixer(norm(u)) + mlp(norm'(u))
@@ -46,22 +50,27 @@ class ResidualBranch(Recomputable):
     stores: bool = False
     """True if the norm stores its rows in FP8 for the operator's input projection."""
 
-    def __init__(self, config: ModelConfig, name: str) -> None:
+    def __init__(self, config: ModelConfig, name: str, second: str | None = None) -> None:
         super().__init__()
         options = config.operators[name]
         arguments = (config.norm, config.width, config.norm_eps, config.kernel)
         self.norm = build_norm(*arguments) if options.norm_placement != "post" else None
         self.operator = build_operator(config, name)
+        self.second = build_operator(config, second) if second is not None else None
         self.post_norm = build_norm(*arguments) if options.norm_placement != "pre" else None
 
     def forward(
-        self, u: Tensor, batch: BatchContext, state: State | None, added: Tensor | None = None
+        self,
+        u: Tensor,
+        batch: BatchContext,
+        states: Sequence[State | None],
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the sum u + added [b, local_length, width], the branch's output for it, with the
         same shape, and this rank's share of the auxiliary losses [b], None without any. The norm
         computes the sum, because its kernel adds the sum's gradient to its own."""
         axes = self.operator.axes(batch.axes)
-        axis, call = axes.tensor, batch.call_context(state, axes)
+        axis, call = axes.tensor, batch.call_context(states[0], axes)
         before, after = self.operator.options.multipliers
         if self.norm is None:
             u = normed = u if added is None else u + added
@@ -75,12 +84,24 @@ class ResidualBranch(Recomputable):
             u, normed = self.norm(u, with_input=True)
         else:
             normed = self.norm(u)
-        y = scatter(self.operator(gather(scale(normed, before), axis), call), axis)
+        x = gather(normed, axis)
+        y = self.operator(scale(x, before), call)
+        if self.second is not None:
+            second_call = replace(call, state=states[1])
+            second_before, second_after = self.second.options.multipliers
+            second = self.second(scale(x, second_before), second_call)
+            y, after = scale(y, after) + scale(second, second_after), 1.0
+        y = scatter(y, axis)
         y = scale(y if self.post_norm is None else self.post_norm(y), after)
         if not call.losses:
             return u, y, None
         losses = sum(call.losses, start=u.new_zeros(len(u), dtype=torch.float32))
         return u, y, losses / batch.axes.tensor.size
+
+    @property
+    def operators(self) -> list[Operator]:
+        """The operator, and the one beside it."""
+        return [self.operator] if self.second is None else [self.operator, self.second]
 
     @property
     def norms(self) -> list[Norm]:
@@ -90,7 +111,8 @@ class ResidualBranch(Recomputable):
     def init_weights(self, init: Initializers) -> None:
         for norm in self.norms:
             init.norm(norm)
-        self.operator.init_weights(init)
+        for operator in self.operators:
+            operator.init_weights(init)
 
 
 class Block(Recomputable):
@@ -102,7 +124,7 @@ class Block(Recomputable):
         super().__init__()
         self.layer = layer
         self.call = shared.new_call() if shared is not None else None
-        self.mixer = ResidualBranch(config, layer.mixer)
+        self.mixer = ResidualBranch(config, layer.mixer, layer.second)
         self.mlp = ResidualBranch(config, layer.mlp) if layer.mlp else None
 
     def forward(
@@ -115,19 +137,25 @@ class Block(Recomputable):
         """Return the residual stream after the layer, like u [b, local_length, width], and the
         summed auxiliary losses [b], None without any. local_length is length / tp."""
         state = iter(states) if states is not None else repeat(None)
-        if self.call is None:
-            u, y, losses = self.mixer(u, batch, next(state))
-        else:
+        mixer_input = u
+        if self.call is not None:
             mixer_input = u + self.call(shared, u, batch.call_context(next(state)))
-            _, y, losses = self.mixer(mixer_input, batch, next(state))
+        mixer_states = [next(state) for _ in self.mixer.operators]
+        total, y, losses = self.mixer(mixer_input, batch, mixer_states)
+        if self.call is None:
+            u = total
         if self.mlp is not None:
             if self.layer.parallel:
-                u, mlp_output, mlp_losses = self.mlp(u, batch, next(state))
+                u, mlp_output, mlp_losses = self.mlp(u, batch, [next(state)])
                 y = y + mlp_output
             else:
-                u, y, mlp_losses = self.mlp(u, batch, next(state), y)
+                u, y, mlp_losses = self.mlp(u, batch, [next(state)], y)
             losses = add_losses(losses, mlp_losses)
         return u + y, losses
+
+    def operators(self) -> list[Operator]:
+        """Return the operators of all branches, as `layer.branches` names them."""
+        return [operator for branch in self.branches() for operator in branch.operators]
 
     def branches(self) -> list[ResidualBranch]:
         return [self.mixer] if self.mlp is None else [self.mixer, self.mlp]
@@ -141,7 +169,7 @@ class Block(Recomputable):
 
     def new_states(self, capacity: int) -> list[State]:
         """Create a state for every operator call in this layer."""
-        calls = len(self.branches()) + (self.call is not None)
+        calls = len(self.operators()) + (self.call is not None)
         return [State(capacity) for _ in range(calls)]
 
     def init_weights(self, init: Initializers) -> None:

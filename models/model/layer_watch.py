@@ -39,11 +39,7 @@ class LayerWatch:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         self.experts = [
-            [
-                config.operators[name].expert_count or 0
-                for name in (layer.mixer, layer.mlp)
-                if name is not None
-            ]
+            [config.operators[name].expert_count or 0 for name in layer.branches]
             for layer in config.layers
         ]
         """Expert counts by layer and operator, 0 for operators without experts."""

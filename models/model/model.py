@@ -211,7 +211,7 @@ class Model(nn.Module):
 
         Fused kernels need none, and building a layout waits for the GPU.
         """
-        operators = [b.operator for block in self.typed_blocks() for b in block.branches()]
+        operators = [operator for block in self.typed_blocks() for operator in block.operators()]
         unfused = [operator for operator in operators if not operator.fused(device)]
         return sorted(set().union(*(operator.packing_chunks(length) for operator in unfused)))
 

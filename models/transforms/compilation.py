@@ -71,16 +71,16 @@ def _select_modules(model: Model, device: torch.device) -> Iterator[tuple[str, n
         if not any(operator.untraced(model.axes, device) for operator in operators.values()):
             yield _kind(block), block
             continue
-        for name, branch in zip(block.layer.branches, block.branches(), strict=True):
-            if not operators[name].untraced(model.axes, device):
+        names = ["|".join(block.layer.mixers), *filter(None, [block.layer.mlp])]
+        for name, branch in zip(names, block.branches(), strict=True):
+            if not any(operator.untraced(model.axes, device) for operator in branch.operators):
                 yield name, branch
 
 
 def _called_operators(model: Model, block: Block) -> Mapping[str, Operator]:
     """Return the operators of a block and of the shared block that it calls, by name."""
     shared = model.shared_block(block.layer)
-    branches = zip(block.layer.branches, block.branches(), strict=True)
-    operators: dict[str, Operator] = {name: branch.operator for name, branch in branches}
+    operators = dict(zip(block.layer.branches, block.operators(), strict=True))
     return operators if shared is None else {**operators, str(block.layer.shared): shared}
 
 

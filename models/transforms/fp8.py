@@ -48,10 +48,10 @@ def quantize(model: Model, config: Fp8Config | None) -> Model:
         if matrix.module is not None and matrix.reason is None:
             matrix.module.fp8 = True
     for branch in chain.from_iterable(block.branches() for block in model.typed_blocks()):
-        readers = (child for child in branch.operator.children() if isinstance(child, SplitLinear))
-        reads_norm = (
-            isinstance(branch.norm, RMSNorm) and branch.operator.options.input_multiplier == 1
-        )
+        children = (child for operator in branch.operators for child in operator.children())
+        readers = (child for child in children if isinstance(child, SplitLinear))
+        multipliers = {operator.options.input_multiplier for operator in branch.operators}
+        reads_norm = isinstance(branch.norm, RMSNorm) and multipliers == {1}
         branch.stores = reads_norm and any(child.fp8 for child in readers)
     return model
 
@@ -103,9 +103,9 @@ def iterate_matrices(model: Model, config: Fp8Config) -> Iterator[Matrix]:
                 if isinstance(module, nn.Linear):
                     name = f"blocks.{number}.call.{path}"
                     yield Matrix(name, _flops(module), "call of a shared block", layer=number)
-        for name, branch in zip(layer.branches, block.branches(), strict=True):
+        for name, operator in zip(layer.branches, block.operators(), strict=True):
             prefix = f"blocks.{number}.{name}"
-            for matrix in _operator_matrices(prefix, branch.operator, config, at_end=at_end):
+            for matrix in _operator_matrices(prefix, operator, config, at_end=at_end):
                 yield replace(matrix, layer=number)
     yield Matrix("head", 2.0 * (model.head or model.embedding).weight.numel(), "head")
 

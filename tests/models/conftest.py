@@ -213,7 +213,7 @@ def everything(**more: Any) -> ModelConfig:
         "b": {**shared, "rope": None, "lora_rank": 0},
     }
     pattern = (
-        "[gated, mamba2/none, a>mamba1/moe, se&mlp, gdn/none, mr-toeplitz/hyena-mlp, li/sigmoid]"
+        "[gated, mamba2/none, a>mamba1/moe, se&mlp, mha|gdn, mr-toeplitz/hyena-mlp, li/sigmoid]"
         "+ [b>mamba2-plain, a>mha/none]"
     )
     multipliers = {"embedding_multiplier": 3.0, "logits_multiplier": 0.5}

@@ -46,7 +46,7 @@ def count_facts(job: Job) -> dict[str, Any]:
     from . import describe, memory
 
     counts = memory.parameters(job)
-    layers = [layer.mixer for layer in job.model.layers]
+    layers = ["|".join(layer.mixers) for layer in job.model.layers]
     active = format_active(counts["parameters"], counts["active_parameters"])
     return {
         "model": {

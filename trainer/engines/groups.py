@@ -138,10 +138,11 @@ def find_aliases(model: Model) -> dict[str, tuple[str, ...]]:
     config = model.config
     prefix_aliases: dict[str, list[str]] = {}
     for number, layer in enumerate(config.layers):
-        for branch, operator in (("mixer", layer.mixer), ("mlp", layer.mlp)):
+        operators = {"mixer.operator": layer.mixer, "mixer.second": layer.second}
+        for place, operator in {**operators, "mlp.operator": layer.mlp}.items():
             if operator is not None:
                 kind = config.operators[operator].kind
-                prefix = f"blocks.{number}.{branch}.operator."
+                prefix = f"blocks.{number}.{place}."
                 prefix_aliases[prefix] = [f"blocks.{number}.{word}." for word in (operator, kind)]
         if layer.shared is not None:
             kind = config.operators[layer.shared].kind
@@ -149,7 +150,9 @@ def find_aliases(model: Model) -> dict[str, tuple[str, ...]]:
     names: dict[str, tuple[str, ...]] = {}
     for name, _ in model.named_parameters():
         names[name] = (name,)
-        if match := re.match(r"blocks\.\d+\.(mixer|mlp)\.operator\.|shared\.[^.]+\.", name):
+        if match := re.match(
+            r"blocks\.\d+\.(mixer\.operator|mixer\.second|mlp\.operator)\.|shared\.[^.]+\.", name
+        ):
             suffix = name[match.end() :]
             names[name] += tuple(prefix + suffix for prefix in prefix_aliases[match[0]])
     return names

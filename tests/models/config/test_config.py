@@ -84,6 +84,9 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
         ({"kind": "moe", "experts": 2, "hidden": 8, "z_loss": -0.1}, ["z_loss", "-0.1"]),
         ({"kind": "glu", "hidden": 0}, ["hidden", "0"]),
         ({"kind": "mlp", "hidden": -1}, ["hidden", "-1"]),
+        ({"kind": "attention", "heads": 4, "softmax_scale": 0.0}, ["softmax_scale", "0.0"]),
+        ({"kind": "mamba2", "head_dim": 8, "heads": 0}, ["heads (0)"]),
+        ({"kind": "mamba2", "head_dim": 8, "heads": 3, "groups": 2}, ["groups (2)", "heads (3)"]),
     ],
 )
 def test_options_that_do_not_fit(operator: dict[str, Any], words: list[str]) -> None:
@@ -177,6 +180,17 @@ def test_a_shared_block_only_feeds_layers() -> None:
         config({**block, "heads": 3}, pattern="[mixer>glu]")
     with pytest.raises(ConfigError, match="lora_rank"):
         config({**block, "attention_lora": True}, pattern="[mixer>glu]")
+    with pytest.raises(ConfigError, match="a shared block has norms of its own"):
+        config({**block, "norm_placement": "post"}, pattern="[mixer>glu]")
+
+
+def test_mixers_side_by_side_share_a_norm() -> None:
+    li = {"kind": "hyena-li", "output_multiplier": 0.5}
+    assert config(li, pattern="[mixer|glu]").residual_branches == 1
+    with pytest.raises(ConfigError, match="layer 0: `mixer` shares a norm, so norm_placement"):
+        config({**li, "norm_placement": "both"}, pattern="[mixer|glu]")
+    with pytest.raises(ConfigError, match="layer 0: `mixer` has experts"):
+        config({"kind": "moe", "experts": 2, "hidden": 8}, pattern="[mixer|glu]")
 
 
 @pytest.mark.parametrize(

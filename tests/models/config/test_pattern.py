@@ -33,6 +33,19 @@ def test_a_layer_names_its_mlp_and_what_feeds_it() -> None:
     assert [str(layer) for layer in layers[-3:]] == ["s>a", "a&moe", "s>a&moe"]
 
 
+def test_two_mixers_stand_side_by_side() -> None:
+    layers = parse_pattern("[a|b, s>a | b/none, a|b&moe]", mlp="glu")
+    assert layers == (
+        Layer("a", "glu", second="b"),
+        Layer("a", None, "s", second="b"),
+        Layer("a", "moe", parallel=True, second="b"),
+    )
+    assert [str(layer) for layer in layers] == ["a|b", "s>a|b", "a|b&moe"]
+    assert layers[0].branches == ["a", "b", "glu"] and layers[1].names == ["a", "b", "s"]
+    with pytest.raises(ValueError, match="syntax error"):
+        parse_pattern("[a|b|c]", mlp=None)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -4,6 +4,7 @@ weights. (Their norms compute in fp32.)"""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ NAMES = {
     "self_attn.q_norm": "mixer.operator.q_norm",
     "self_attn.k_norm": "mixer.operator.k_norm",
     "mlp.down_proj": "mlp.operator.down",
+    "feed_forward.down_proj": "mlp.operator.down",
+    "final_layernorm.weight": "norm.weight",
+    "mamba.in_proj": "mixer.second.input",
+    "mamba.conv1d.weight": "mixer.second.conv.taps",
+    "mamba.conv1d": "mixer.second.conv",
+    "mamba.out_proj": "mixer.second.output",
+    "mamba": "mixer.second",
 }
 
 
@@ -71,9 +79,11 @@ def ours_of(theirs: Any, norms: Mapping[str, str], **config: Any) -> Model:
             target = f"{layer}{branch}.operator.{parts[words[-2]]}.weight"
             joined.setdefault(target, {})[words[-2]] = weight
             continue
-        for their_name, our_name in {**NAMES, **norms}.items():
-            if rest.startswith(their_name):
-                ours[layer + rest.replace(their_name, our_name)] = weight
+        names = {**NAMES, **norms}
+        their_name = next(name for name in names if rest.startswith(name))
+        if weight.dim() == 3:  # the taps of a convolution, the current token's last
+            weight = weight.squeeze(1).flip(-1)
+        ours[layer + rest.replace(their_name, names[their_name])] = weight
     for target, tensors in joined.items():
         if tensors.keys() == {"q_proj", "k_proj", "v_proj"}:
             matrices = [tensors[part] for part in ("q_proj", "k_proj", "v_proj")]
@@ -167,3 +177,77 @@ def test_qwen3_next_gates_attention_and_centers_the_weights_of_norms(norm: str) 
         operators={"attention": attention, "glu": GLU},
     )
     assert (apart(ours, theirs) < 1e-6) == (norm == "rms-zero-centered")
+
+
+FALCON = {
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.5,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "ssm_multipliers": [0.5, 2.0, 3.0, 0.7, 1.5],
+    "mlp_multipliers": [1.5, 0.4],
+}
+
+
+@pytest.mark.parametrize("pattern", ["[attention|mamba] * 2", "[attention/none, mamba] * 2"])
+def test_falcon_h1_has_attention_and_mamba_side_by_side(pattern: str) -> None:
+    theirs = theirs_of(
+        "falcon_h1",
+        **FALCON,
+        head_dim=8,
+        mamba_d_ssm=48,
+        mamba_n_heads=6,
+        mamba_d_head=8,
+        mamba_d_state=4,
+        mamba_n_groups=2,
+        mamba_chunk_size=8,
+        mamba_rms_norm=False,
+    )
+    operators: dict[str, Any] = {
+        "attention": {
+            **ATTENTION,
+            "rope": {"base": theirs.config.rope_parameters["rope_theta"]},
+            "softmax_scale": 0.6 * 8**-0.5,
+            "input_multiplier": 1.5,
+            "output_multiplier": 0.8,
+        },
+        "mamba": {
+            "kind": "mamba2",
+            "heads": 6,
+            "head_dim": 8,
+            "state_size": 4,
+            "groups": 2,
+            "chunk": 8,
+            "gated_norm": False,
+            "input_multiplier": 1.25,
+            "output_multiplier": 0.7,
+            "projection_multipliers": FALCON["ssm_multipliers"],
+        },
+        "glu": {**GLU, "gate_multiplier": 1.5, "output_multiplier": 0.4},
+    }
+    config = {
+        "operators": operators,
+        "norm_eps": theirs.config.rms_norm_eps,
+        "embedding_multiplier": 3,
+        "logits_multiplier": 0.5,
+    }
+    norms = {"input_layernorm": "mixer.norm", "pre_ff_layernorm": "mlp.norm"}
+    ours = ours_of(theirs, norms, pattern="[attention|mamba] * 2", **config)
+    if "|" in pattern:
+        assert apart(ours, theirs) < 1e-6
+        return
+    sequence = Model(replace(ours.config, pattern=pattern)).double().eval()  # negative control
+    weights = ours.state_dict()
+    for number in range(2):
+        for name, weight in ours.blocks[str(number)].state_dict().items():
+            mamba = name.replace("mixer.second", "mixer.operator")
+            place = 2 * number + (name.startswith(("mlp", "mixer.second")))
+            weights[f"blocks.{place}.{mamba}"] = weight
+            if name == "mixer.norm.weight":
+                weights[f"blocks.{place + 1}.{name}"] = weight
+    own = sequence.state_dict().keys()
+    sequence.load_state_dict({name: weights[name] for name in own})
+    assert apart(sequence, theirs) > 1e-3
