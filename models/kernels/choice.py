@@ -73,10 +73,15 @@ def next_programs(kernels: Iterable[str]) -> Iterator[None]:
         NEXT.update(before)
 
 
+def _chooses_as_on_gpu() -> bool:
+    # Dynamo of torch 2.11 cannot trace a context variable, and nothing is compiled inside it.
+    return not is_compiling() and _as_on_gpu.get()
+
+
 def requests_kernel(kernel: DeltaKernel, device: torch.device) -> bool:
     """Return True if the configuration asks for kernels on this device."""
     if kernel == "auto":
-        return device.type == "cuda" or _as_on_gpu.get()
+        return device.type == "cuda" or _chooses_as_on_gpu()
     return kernel in ("triton", "fla")
 
 
@@ -97,7 +102,7 @@ def uses_kernel(kernel: Kernel, name: str, x: Tensor, problem: str | None = None
             f"the kernel {name} cannot do this: {problem}",
             hint="use `kernel: auto`, which runs plain torch where the kernel cannot",
         )
-    if not _as_on_gpu.get():
+    if not _chooses_as_on_gpu():
         warnings.warn(f"{name} runs as plain torch: {problem}", RuntimeWarning, stacklevel=3)
     return False
 

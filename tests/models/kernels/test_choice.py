@@ -70,3 +70,13 @@ def test_limits_of_a_kernel_are_reported() -> None:
         uses_kernel("triton", "glu", torch.ones(2))
     with mock.patch.object(OnGPU, "dtype", torch.float64), pytest.warns(match="float64"):
         assert not uses_kernel("auto", "glu", OnGPU())  # type: ignore[arg-type]
+
+
+def test_compiled_code_reads_no_context_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo of torch 2.11 cannot trace one."""
+    with choice.as_on_gpu():
+        assert requests_kernel("auto", torch.device("cpu"))
+        monkeypatch.setattr(choice, "is_compiling", lambda: True)
+        monkeypatch.setattr(choice, "_as_on_gpu", None)
+        assert not requests_kernel("auto", torch.device("cpu"))
+        monkeypatch.undo()
