@@ -11,6 +11,7 @@ import torch
 from benchmarks._gpu_models import MODELS, TINY, WIDE, load_wide
 from benchmarks._synthetic_run import documents
 from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.names import Kernel
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.config.options.recompute import Recompute
 
@@ -31,7 +32,7 @@ class Line:
     rows: int = 1
     """Rows of a micro-batch."""
     micro_batches: int = 1
-    kernels: Literal["auto", "torch"] = "auto"
+    kernels: Kernel = "auto"
     compiled: bool = False
     recompute: Recompute = "none"
     precision: str = BASE
@@ -47,7 +48,7 @@ class Line:
             "" if self.packed else "one document",
             "" if self.tokens == TOKENS else f"{self.rows} x {self.tokens:,} tokens",
             f"{self.micro_batches} micro-batches" if self.micro_batches > 1 else "",
-            "" if self.kernels == "auto" else "plain torch",
+            "plain torch" if self.kernels == "torch" else "",
             "compiled" if self.compiled else "",
             f"recompute {self.recompute}" if self.recompute != "none" else "",
             "" if self.precision == BASE else self.precision,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks._gpu_models import WIDE, load_wide, with_kernels
 from benchmarks._synthetic_run import plan_rows, train
-from headrace.models.config.options.names import Backend, Kernel
+from headrace.models.config.options.names import Backend
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.config.options.recompute import expand_rules
 from headrace.models.model.model import initial_weights
@@ -46,10 +46,7 @@ TIMEOUT = timedelta(minutes=10)
 
 def make_job(line: Line, sizes: Sizes) -> Job:
     """Return a line's run, with the defaults of a run's configuration for all that no line sets."""
-    kernels: Kernel = line.kernels
-    if sizes.dry and kernels == "auto":
-        kernels = "triton"  # on the CPU, in Triton's interpreter
-    model = with_kernels(sizes.model(line.model), kernels)
+    model = with_kernels(sizes.model(line.model), line.kernels)
     backend: Backend = "aot_eager" if line.compiled and sizes.dry else "inductor"
     run = RunConfig(
         precision=line.precision,

@@ -74,11 +74,15 @@ class Attestation:
             thread.join()
         return [verdict for verdict in self._verdicts if verdict is not None]
 
-    def close(self) -> None:
-        """End the workers and drop waiting subjects."""
+    def drop(self) -> None:
+        """Drop waiting subjects: they get no verdict."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._numbers.get_nowait()
+
+    def close(self) -> None:
+        """End the workers and drop waiting subjects."""
+        self.drop()
         for worker, thread in zip(self._workers, self._threads, strict=True):
             while thread.is_alive():  # it may be about to start its process
                 worker.kill()

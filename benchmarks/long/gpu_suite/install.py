@@ -109,15 +109,15 @@ def install_programs(archive: Path, cache: Path, dry: bool) -> str:
                     f"{name}{kind}": str(folder / f"{name}{kind}") for kind in (".json", ".cubin")
                 }
                 (folder / f"{GROUP}{name}.json").write_text(json.dumps({"child_paths": files}))
-                types = (description["signature"], description["constants"])
-                launchers[json.dumps(types)] = types
+                types = tuple(description["signature"].values())
+                launchers[types] = description["signature"]
             else:
                 (folder / f"{name}.cubin").write_bytes(data)
     compiled = 0 if dry else compile_launchers(list(launchers.values()))
     return f"{count} programs for Triton {triton.__version__}, {compiled} launchers compiled"
 
 
-def compile_launchers(types: list[tuple[dict[str, str], list[list[int]]]]) -> int:
+def compile_launchers(signatures: list[dict[str, str]]) -> int:
     """Compile the C launcher of each list of types, as Triton will ask for it."""
     from concurrent.futures import ThreadPoolExecutor
     from types import SimpleNamespace
@@ -131,17 +131,14 @@ def compile_launchers(types: list[tuple[dict[str, str], list[list[int]]]]) -> in
     )
     metadata |= {"profile_scratch_align": 1, "launch_cooperative_grid": False, "launch_pdl": False}
 
-    def launcher(pair: tuple[dict[str, str], list[list[int]]]) -> None:
-        signature, constants = pair
-        source = SimpleNamespace(
-            signature=signature, constants={tuple(position): 0 for position in constants}
-        )
+    def compile_launcher(signature: dict[str, str]) -> None:
+        source = SimpleNamespace(signature=signature, constants={})
         driver.CudaLauncher(source, SimpleNamespace(**metadata))
 
-    launcher(types[0])  # compiles what all share, once
+    compile_launcher(signatures[0])  # and what all share, once
     with ThreadPoolExecutor(LAUNCHERS) as pool:
-        list(pool.map(launcher, types[1:]))
-    return len(types)
+        list(pool.map(compile_launcher, signatures[1:]))
+    return len(signatures)
 
 
 if __name__ == "__main__":

@@ -101,12 +101,10 @@ def pack(programs: Sequence[Any], cache: Path, out: Path) -> int:
         metadata = json.loads((folder / f"{program.name}.json").read_text())
         source = program.source
         text = name_program(source, program.settings)
-        constants = {position: repr(value) for position, value in source.constants.items()}
         description = {
             "metadata": {key: metadata[key] for key in LAUNCH if key in metadata},
             "options": {option: getattr(program.settings, option) for option in OPTIONS},
             "signature": source.signature,
-            "constants": [list(position) for position in constants],
         }
         packed[name_entry(text)] = (json.dumps(description).encode(), binary.read_bytes())
     with tarfile.open(out, "w:xz", preset=6) as archive:
