@@ -166,8 +166,10 @@ def delta(draw: RandomInputs, size: int) -> KernelCall:
         "A_log": draw.exact(heads),
         "dt_bias": draw.exact(heads, low=-4, high=-3),
     }
-    dims = {"key_head_dim": size, "value_head_dim": value_dim}
-    return KernelCall(lambda **inputs: delta_scan(**inputs, **dims)[0], inputs)
+    return KernelCall(
+        lambda **inputs: delta_scan(**inputs, key_head_dim=size, value_head_dim=value_dim)[0],
+        inputs,
+    )
 
 
 def selective_scan(draw: RandomInputs, size: int) -> KernelCall:

@@ -12,7 +12,7 @@ from support.planner.hardware import cpu_hardware
 
 from headrace.dataplane.order.timeline import PhaseRows
 from headrace.models.config.config import load_model_config
-from headrace.planner.grid.grid import Grid, LayoutShape, distinct_names
+from headrace.planner.grid.grid import Grid, LayoutShape, distinct_names, enumerate_shapes
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Overhead
 from headrace.planner.prices.machine import Machine
@@ -108,6 +108,19 @@ def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
     assert names[1] == f"{plain.name()}, hyena_li a2a"
     assert names[2] == ring.name()  # reads differently by itself
     assert distinct_names([plain, ring]) == [plain.name(), ring.name()]
+
+
+def test_layouts_of_states_are_tried_by_both_forms(machine: str) -> None:
+    """A divided row is shared by states, and by heads where the ranks divide these."""
+    model = load_model_config("tiny-delta")
+    layouts = [
+        (layout.cp, layout.delta)
+        for shape, layout, _ in enumerate_shapes(model, 8, 8, question(machine, 64).phases[0])
+        if shape is not None and layout.tp == layout.pp == 1
+    ]
+    assert {form for cp, form in layouts if cp == 1} == {"states"}
+    assert {form for cp, form in layouts if cp == 4} == {"states", "a2a"}
+    assert {form for cp, form in layouts if cp == 8} == {"states"}  # there are 4 states
 
 
 def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:
