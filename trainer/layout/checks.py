@@ -69,12 +69,11 @@ def problems(
         yield f"cuts: there is no layer {layout.cuts[-1]}; the last is {len(model.layers) - 1}"
     yield from model.tp_problems(tp)
     for name, options in model.operators.items():
-        for key, heads, divisible in (
-            ("attention", options.attention_heads, "ring"),
-            ("delta", options.state_heads, "states"),
+        for key, form, heads, divisible in (
+            ("attention", layout.attention, options.attention_heads, "ring"),
+            ("delta", layout.delta, options.state_heads, "states"),
         ):
-            is_exchanged = layout.row_forms[key] == "a2a" and heads  # type: ignore[literal-required]
-            if is_exchanged and heads % tp == 0 and heads % (tp * cp):
+            if form == "a2a" and heads and heads % tp == 0 and heads % (tp * cp):
                 yield (
                     f"operators.{name}: tp={tp} × cp={cp} does not divide its {heads} heads, as "
                     f"layout.{key}=a2a requires ({divisible} does not)"
