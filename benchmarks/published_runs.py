@@ -1,56 +1,62 @@
-"""Published runs: predicted step times beside published ones, and beside a constant rate.
+"""Published runs: step times that the planner predicts beside published ones, and a constant rate.
 
     python -m benchmarks.published_runs
 
-39 runs of dense transformers (`published_runs.yaml`, with their sources) in seven groups: one
-training program, one kind of GPU and one precision. Costs are those of the planner's machine, with
-the closed form of a schedule of equal stages. Each figure has one origin:
+Runs of dense transformers (`published_runs.yaml`, with their sources), priced by the planner itself
+as `trainer plan price` does it: traces, costs, schedules by events. Each figure has one origin:
 
-    published   attention (FlashAttention-2 or 3), memory, links: the shipped hardware file
-    fitted      matrix products: one rate for each group
-    fitted      traffic of norms and activations: one factor of its bytes for all groups
-    assumed     EAGER, ASYNC, SCORES below
+    published   attention (FlashAttention-2 or 3), links, memory: the shipped hardware file
+    fitted      one rate of matrix products and one factor of memory traffic for each device
+    assumed     EAGER, ASYNC below
 
-Both fits leave out the run that is predicted. The constant model has one fitted figure for each
-group, too: operations by seconds, of any kind.
+Both fits leave out the run that is predicted. The
+constant model has one fitted figure for each device, too: operations by seconds, of any kind. What
+the planner cannot say is refused by name: products whose three passes are in FP8, attention that
+stores its scores, context ranks that share a row unevenly.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
-from headrace.planner.grid.split import Split
+from headrace.console import config as reader
+from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.recompute import Rule, Selective
+from headrace.planner.grid.grid import Grid, make_grid
 from headrace.planner.hardware import Hardware
+from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
-from headrace.planner.traces.work import Work
+from headrace.planner.search.given_layout import price_time
+from headrace.planner.search.make import uniform_phase
+from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.layout.config import LayoutConfig
+from headrace.trainer.layout.cuts import even_cuts
+from headrace.trainer.run.config import RunConfig
 
 FILE = Path(__file__).parent / "published_runs.yaml"
-RATES = [1e14 * 1.04**n for n in range(80)]
-"""Rates of matrix products that the fit tries: 100 to 2,200 TFLOP/s in steps of 4%."""
+RATES = [1e14 * 1.04**n for n in range(52)]
+"""Rates of matrix products that the fit tries: 100 to 740 TFLOP/s in steps of 4%."""
 FACTORS = (1, 2, 3, 4, 5, 6)
 """Factors of the traffic that the fit tries: kernels move the bytes more than once."""
 LENGTH = 4096
 """Tokens of a row where the file has none."""
-GRADIENT_BYTES, WEIGHT_BYTES, UPDATE_BYTES = 4, 2, 30
-TRAFFIC = ((20, 4), (28, 8))
-"""Bytes that norms, residual sums and activations move in a forward and a backward pass, for each
-channel of a token's stream, and of its hidden layer."""
 FLASH_2 = 335e12
 """Attention of torch on an H100 in both passes: T. Dao, FlashAttention-2 (arXiv 2307.08691,
 2023-07), section 4.1. The hardware file has FlashAttention-3, which NVIDIA's programs equal."""
-SCORES = (12, 16)
-"""Bytes that unfused attention moves for each score in a forward and a backward pass."""
 EAGER = 2.0
 """Traffic without a compiler, in times of that with one."""
 ASYNC = 0.5
-"""Part of the messages of asynchronous tensor parallelism that products do not hide."""
+"""Part of the messages of asynchronous tensor parallelism that products do not hide: the planner
+does not know it, so the link within the node is as much faster."""
+CLUSTERS = {"A100": "a100-80", "H100": "h100"}
+RECOMPUTED = Selective(save=("attention", "scan", "convolution"))
+"""Recomputes products, and keeps attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,171 +148,131 @@ def runs() -> tuple[Run, ...]:
     return tuple(found)
 
 
-@cache
-def machine(group: str) -> Machine:
-    """Return the costs of the shipped file of a group's cluster."""
-    hardware = Hardware.load("a100-80" if "A100" in group else "h100")
-    if group.startswith(("fms", "torchtitan")) and "H100" in group:
-        file = hardware.file
-        rows = tuple(replace(row, rate=FLASH_2) for row in file.attention)
-        hardware = Hardware(replace(file, attention=rows), hardware.where)
-    return Machine(hardware, "bf16")
+def refusal(run: Run) -> str | None:
+    """Return why the planner cannot say this run, or None."""
+    if run.get("fp8", False):
+        return "all three products of a matrix in FP8: ours keeps weights' gradients in bf16"
+    if run.get("causal", 0.5) == 1.0:
+        return "attention that stores its scores, before fused kernels"
+    if run.get("cp") > 1:
+        return "context ranks that share a row unevenly"
+    return None
 
 
-class Parts:
-    """Seconds of a run's step: those of matrix products are operations until a rate is known."""
+def change_hardware(run: Run, rate: float, factor: float) -> Hardware:
+    """Return the shipped cluster with the fitted figures, and what is assumed of the program."""
+    hardware = Hardware.load(CLUSTERS[device(run)])
+    file, attention, links = hardware.file, hardware.file.attention, dict(hardware.file.links)
+    if run.group.startswith(("fms", "torchtitan")) and "H100" in run.group:
+        attention = tuple(replace(row, rate=FLASH_2) for row in attention)
+    if run.get("async_tp", False):
+        links["node"] = replace(links["node"], bandwidth=links["node"].bandwidth / ASYNC)
+    factor *= 1.0 if run.get("compiled", True) else EAGER
+    changed = replace(
+        file,
+        matmul=tuple(replace(row, rate=rate) for row in file.matmul[:1]),
+        memory=tuple(replace(row, rate=row.rate / factor) for row in file.memory),
+        attention=attention,
+        links=links,
+    )
+    return Hardware(changed, hardware.where)
+
+
+class PublishedLayout:
+    """A run as the planner sees it."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.machine = machine(run.group)
-        get = run.get
-        self.tp, self.cp, self.pp = get("tp"), get("cp"), get("pp")
-        self.dp = get("world") // (self.tp * self.cp * self.pp)
-        self.tokens = get("rows") * run.length / self.cp
-        """Tokens of a micro-batch on the ranks of a tensor group."""
-        self.here = self.tokens / self.tp
-        self.micro = get("micro")
-        layers = run.model["layers"]
-        self.layers = layers / self.pp
-        self.most = math.ceil(layers / self.pp)
+        get, model = run.get, run.model
+        self.run, self.layers = run, model["layers"]
+        chunks, world = get("virtual"), get("world")
+        schedule = "interleaved" if chunks > 1 else "1f1b"
+        layout = LayoutConfig(pp=get("pp"), tp=get("tp"), schedule=schedule, chunks=chunks)
+        # Megatron gathers and reduces once a step, beside its first and last passes.
+        gather: Literal["block", "step"] = "block" if get("state", "fsdp") == "fsdp" else "step"
+        engine = Fsdp2Config(gather=gather, shard=get("shard", None))
+        rows = world // layout.shards * get("rows") * get("micro")
+        phase = uniform_phase(run.length, rows)
+        settings = RunConfig(precision="bf16", layout=layout, engine=engine)
+        machine = Machine(change_hardware(run, RATES[0], 1), "bf16")
+        self.costs = Costs(build_model(model), settings, machine, phase)
+        tokens = get("rows") * run.length
+        self.grid: Grid = make_grid(layout, engine, tokens, world, phase)
+        self.cuts = even_cuts(self.layers, layout.all_chunks)
 
     @cached_property
-    def attention(self) -> tuple[float, float, float]:
-        """Seconds of a layer's attention forward and backward, and operations at the rate of matrix
-        products."""
-        run, model = self.run, self.run.model
-        if run.get("causal", 0.5) == 1.0:  # before fused kernels: all pairs, scores in memory
-            flops = 2 * run.layer_attention * self.here
-            scores = model["heads"] * run.length * self.here
-            return (
-                self.machine.traffic(SCORES[0] * scores),
-                self.machine.traffic(SCORES[1] * scores),
-                flops,
-            )
-        width = model["width"] // model["heads"]
-        work = Work("attention", "", (width, model["heads"], run.length, 1), 1, 0)
-        split = Split(1, self.tp, 1)
-        # Ranks hold contiguous tokens: the last one attends to all before it.
-        late = 2 - 1 / self.cp
-        each = [
-            late * self.machine.seconds([work], direction, split) * self.here * self.tp / run.length
-            for direction in ("forward", "backward")
-        ]
-        return each[0], each[1], 0.0
-
-    @cached_property
-    def traffic(self) -> tuple[float, ...]:
-        """Seconds of norms, activations and residual sums of a layer, if their bytes move once."""
-        model = self.run.model
-        hidden = model["hidden"] * (1.5 if model["gated_mlp"] else 1.0)
-        factor = 1.0 if self.run.get("compiled", True) else EAGER
-        return tuple(
-            factor * self.machine.traffic(self.here * (a * model["width"] + b * hidden))
-            for a, b in TRAFFIC
-        )
-
-    @cached_property
-    def operands(self) -> float:
-        """Seconds in which the operands of a layer's products are read and written once."""
-        m = self.run.model
-        kv = 2 * m["kv_heads"] * m["width"] / m["heads"]
-        products = 3 if m["gated_mlp"] else 2
-        split = (2 * m["width"] + kv + products * m["hidden"]) / self.tp
-        return self.machine.traffic(self.tokens * WEIGHT_BYTES * (split + 4 * m["width"]))
-
-    @cached_property
-    def tensor(self) -> float:
-        """Seconds of the messages of a pass of a layer over the tensor axis that are not hidden."""
-        if self.tp == 1:
-            return 0.0
-        size = self.tokens * self.run.model["width"] * WEIGHT_BYTES
-        each = self.machine.collective("all-gather", size, self.tp, 1)
-        each += self.machine.collective("reduce-scatter", size, self.tp, 1)
-        return 2 * each * (ASYNC if self.run.get("async_tp", False) else 1.0)
-
-    @cached_property
-    def context(self) -> float:
-        if self.cp == 1:
-            return 0.0
-        model = self.run.model
-        size = 2 * model["kv_heads"] * model["width"] / model["heads"] / self.tp
-        size *= self.tokens * self.cp * WEIGHT_BYTES
-        return self.machine.collective("all-gather", size, self.cp, self.tp)
-
-    @cached_property
-    def parameters(self) -> float:
-        """Parameters of a layer on a rank before they are sharded over data."""
-        return self.run.layer_products / 2 / self.tp
-
-    def messages(self, elements: float) -> tuple[float, float]:
-        """Seconds of a gather and of a reduction of these parameters over the data axis."""
-        get, ranks, stride = self.run.get, self.dp * self.cp, self.tp
-        shard = get("shard", ranks)
-        weights = elements * (1 if get("fp8_gather", False) else WEIGHT_BYTES)
-        gradients = elements * get("reduce_bytes", GRADIENT_BYTES)
-        send = self.machine.collective
-        reduce = send("reduce-scatter", gradients, shard, stride)
-        reduce += send("all-reduce", gradients / shard, ranks // shard, stride * shard)
-        return send("all-gather", weights, shard, stride), reduce
+    def rules(self) -> list[Rule]:
+        rules: Mapping[str, tuple[Rule, ...]] = {
+            "none": ("none",),
+            "block": ("block",),
+            "2 of 5 blocks (inferred from HFU/MFU)": ("none", "block", "none", "block", "none"),
+            "per-op selective, about half": (RECOMPUTED, "none"),
+        }
+        cycle = rules[self.run.recompute]
+        return [cycle[layer % len(cycle)] for layer in range(self.layers)]
 
     def step(self, rate: float, factor: float) -> float:
         """Return the seconds of a step, by the rate of matrix products and the traffic's factor."""
-        run, get = self.run, self.run.get
-        products, attended = run.repeated
-        ahead, back, flops = self.attention
-        mm = run.layer_products * self.here / rate + self.operands
-        at = flops / rate
-        norms = [factor * seconds for seconds in self.traffic]
-        forward = mm + at + ahead + norms[0] + self.tensor + self.context
-        backward = 2 * (mm + at) + back + norms[1] + self.tensor + 2 * self.context
-        if get("regather", False):
-            backward += self.tensor / 4
-        backward += products * (mm + norms[0] + self.tensor + self.context)
-        backward += attended * (at + ahead)
-        gather, reduce = self.messages(self.parameters)
-        update = self.machine.traffic(UPDATE_BYTES * self.parameters * self.layers / self.dp)
-        span = self.tp * get("shard", self.dp * self.cp)
-        if get("state", "fsdp") == "fsdp":
-            forward = self.machine.overlapped(forward, gather, span)
-            backward = self.machine.overlapped(backward, gather + reduce, span)
-        elif self.dp > 1:  # once in a step, beside the first forward and the last backward pass
-            for busy, message in ((forward, gather), (backward, reduce)):
-                together = self.machine.overlapped(busy, message, span)
-                update += self.layers * (together - busy)
-        head = 3 * run.head * self.here / rate
-        layer = forward + backward
-        total = run.model["layers"] * layer + head
-        slowest = max(self.most * layer, self.layers * layer + head) if self.pp > 1 else total
-        hop = 0.0
-        if self.pp > 1:
-            size = self.here * run.model["width"] * WEIGHT_BYTES
-            hop = 2 * self.machine.hop(size, self.tp * self.cp * self.dp)
-        filling = (total - slowest + (self.pp - 1) * hop) / get("virtual")
-        return self.micro * slowest + filling + update
+        machine = Machine(change_hardware(self.run, rate, factor), "bf16")
+        return price_time(self.costs.replace_machine(machine), self.grid, self.cuts, self.rules)
+
+
+def build_model(model: Mapping[str, Any]) -> ModelConfig:
+    attention = {name: model[name] for name in ("heads", "kv_heads")}
+    data = {
+        "vocab_size": model["vocabulary"],
+        "width": model["width"],
+        "pattern": f"[attention] * {model['layers']}",
+        "mlp": "mlp",
+        "operators": {
+            "attention": {"kind": "attention", **attention},
+            "mlp": {"kind": "glu" if model["gated_mlp"] else "mlp", "hidden": model["hidden"]},
+        },
+        "tie_embeddings": model["tied"],
+    }
+    return reader.build(ModelConfig, data, source=str(FILE))
 
 
 @cache
 def errors(run: Run) -> Mapping[int, Sequence[float]]:
-    """Return the relative errors of a run by factor, then by rate."""
-    parts = Parts(run)
-    return {n: [parts.step(rate, n) / run.seconds - 1 for rate in RATES] for n in FACTORS}
+    """Return the relative errors of a run by factor, then by rate.
+
+    A step is a sum of seconds, of which messages hide some: between rates, the reciprocals are
+    interpolated.
+    """
+    layout, knots = PublishedLayout(run), RATES[::10] + RATES[-1:]
+    found = {}
+    for factor in FACTORS:
+        seconds = [layout.step(rate, factor) for rate in knots]
+        found[factor] = [
+            interpolate(1 / rate, [1 / knot for knot in knots], seconds) / run.seconds - 1
+            for rate in RATES
+        ]
+    return found
 
 
-def fitted(known: Sequence[Run], factor: int) -> tuple[float, int]:
-    """Return the least sum of errors of a group's runs, and its rate."""
-    rows = [errors(run)[factor] for run in known]
-    return min((sum(abs(row[n]) for row in rows), n) for n in range(len(RATES)))
+def interpolate(x: float, falling: Sequence[float], values: Sequence[float]) -> float:
+    number = max(n for n in range(len(falling) - 1) if falling[n] >= x or n == 0)
+    (a, b), (u, v) = falling[number : number + 2], values[number : number + 2]
+    return u + (v - u) * (x - a) / (b - a)
+
+
+def device(run: Run) -> str:
+    return "A100" if "A100" in run.group else "H100"
+
+
+def priced() -> Iterator[Run]:
+    return (run for run in runs() if refusal(run) is None)
 
 
 @cache
 def groups() -> Mapping[str, tuple[Run, ...]]:
-    names = dict.fromkeys(run.group for run in runs())
-    return {name: tuple(run for run in runs() if run.group == name) for name in names}
+    names = dict.fromkeys(run.group for run in priced())
+    return {name: tuple(run for run in priced() if run.group == name) for name in names}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A run, predicted from the other runs."""
+    """A run, predicted from runs of other programs on its device."""
 
     run: Run
     error: float
@@ -316,24 +282,32 @@ class Prediction:
     factor: int
 
 
-def leave_one_out(factors: Sequence[int] = FACTORS) -> list[Prediction]:
-    whole = {(name, n): fitted(own, n) for name, own in groups().items() for n in factors}
-    found = []
-    for name, own in groups().items():
-        for run in own:
-            others = [other for other in own if other is not run]
-            without = {n: fitted(others, n) for n in factors}
+def leave_one_out() -> list[Prediction]:
+    """Predict each run from all others on its device."""
+    return predict(lambda run, other: other is not run)
 
-            def total(n: int, here: str = name, known: Any = without) -> float:
-                rest = sum(whole[other, n][0] for other in groups() if other != here)
-                return float(rest + known[n][0])
 
-            factor = min(factors, key=total)
-            number = without[factor][1]
-            constant = constant_error(run, others)
-            error = errors(run)[factor][number]
-            found.append(Prediction(run, error, constant, RATES[number], factor))
-    return found
+def leave_group_out() -> list[Prediction]:
+    """Predict each run from the runs of other programs on its device, where there are any."""
+    return predict(lambda run, other: other.group != run.group)
+
+
+def predict(is_known: Callable[[Run, Run], bool]) -> list[Prediction]:
+    predictions = []
+    for run in priced():
+        known = [
+            other for other in priced() if device(other) == device(run) and is_known(run, other)
+        ]
+        if not known:
+            continue
+        _, factor, number = min(
+            (sum(abs(errors(other)[factor][number]) for other in known), factor, number)
+            for factor in FACTORS
+            for number in range(len(RATES))
+        )
+        error, constant = errors(run)[factor][number], constant_error(run, known)
+        predictions.append(Prediction(run, error, constant, RATES[number], factor))
+    return predictions
 
 
 def constant_error(run: Run, others: Sequence[Run]) -> float:
@@ -362,10 +336,28 @@ def main() -> None:
                 f"{each.constant:+9.1%}  {each.rate / 1e12:4.0f} TFLOP/s  × {each.factor}"
             )
         both = mean(e.error for e in own), mean(e.constant for e in own)
-        won = "the constant is better" if both[1] < both[0] else "the model is better"
+        won = "the constant is better" if both[1] < both[0] else "the planner is better"
         print(f"  {name}: {both[0]:.1%}, constant {both[1]:.1%}: {won}")
     both = mean(e.error for e in predictions), mean(e.constant for e in predictions)
-    print(f"mean error of {len(predictions)}: {both[0]:.1%}, constant {both[1]:.1%}")
+    worst = max(predictions, key=lambda each: abs(each.error))
+    print(
+        f"mean error of {len(predictions)}: {both[0]:.1%}, worst {worst.error:+.1%}; constant "
+        f"{both[1]:.1%}"
+    )
+    without = leave_group_out()
+    print(
+        f"{len(without)} runs without all runs of their program: "
+        f"{mean(e.error for e in without):.1%}, constant {mean(e.constant for e in without):.1%}"
+    )
+    rates = {name: Hardware.load(file).file.matmul[0].rate for name, file in CLUSTERS.items()}
+    shipped = [
+        PublishedLayout(run).step(rates[device(run)], 1) / run.seconds - 1 for run in priced()
+    ]
+    print(f"with the shipped figures: {mean(shipped):.1%}, worst {max(shipped, key=abs):+.1%}")
+    refused = [(run, reason) for run in runs() if (reason := refusal(run)) is not None]
+    for reason in dict.fromkeys(reason for _, reason in refused):
+        names = [run.name for run, why in refused if why == reason]
+        print(f"refused, {len(names)}: {reason}")
 
 
 if __name__ == "__main__":

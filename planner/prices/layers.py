@@ -187,7 +187,7 @@ class Costs:
         engine, parameters = self._price_split(grid, split)
         module_names = list(parameters.modules)
         kinds = []
-        for layer, *forms in zip(self.kinds, *self._forms(grid, simulate=simulate), strict=True):
+        for layer, *forms in zip(self.kinds, *self.forms(grid, simulate=simulate), strict=True):
             # A kind's choices share forward pass and update. What a form adds to them counts in
             # its backward pass, which is exact for one stage.
             times = [(form.forward, form.min_backward, form.update) for form in forms]
@@ -253,7 +253,7 @@ class Costs:
         shape, layout = grid.shape, grid.layout
         early_gradients = grid.has_early_gradients
         fastest = self.fastest_problem(grid, simulate=simulate)
-        forms = self._forms(grid, simulate=simulate)
+        forms = self.forms(grid, simulate=simulate)
         sizes = [self._sizes(grid, first.sequence, early_gradients) for first, *_ in forms]
         kinds = []
         for kind, kind_forms, kind_sizes in zip(
@@ -286,7 +286,7 @@ class Costs:
             ),
         )
 
-    def _forms(self, grid: Grid, *, simulate: bool) -> list[list[LayerForm]]:
+    def forms(self, grid: Grid, *, simulate: bool) -> list[list[LayerForm]]:
         """Return the layer kinds as a layout runs them, by form. With `simulate`, tensor ranks work
         as context ranks in a second form, where they can."""
         forms = []
