@@ -7,6 +7,7 @@ from .blackmamba import BlackMamba
 from .family import Family, Original
 from .gpt2 import GPT2
 from .granite import GRANITE
+from .kimi import KIMI_LINEAR
 from .lfm import LFM2
 from .llama import LLAMA, MIXTRAL, QWEN2, QWEN3
 from .mamba import MAMBA, MAMBA2
@@ -19,7 +20,7 @@ from .zamba import Zamba2Family, ZambaFamily
 _FAMILIES: tuple[Family, ...] = (
     *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2),
     *(OLMO2, OLMO3, OLMO_HYBRID, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(NEMOTRON_H, GRANITE),
+    *(NEMOTRON_H, GRANITE, KIMI_LINEAR),
     *(ZambaFamily(), Zamba2Family()),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES}

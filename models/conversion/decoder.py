@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..accounting.count import build_meta
@@ -43,6 +43,8 @@ class Part:
     """Names of its norms, in a layer."""
     fields: Mapping[str, Field | str]
     """Options that `config.json` says."""
+    also: str = ""
+    """Another module under which a folder may store it."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Options that differ from our defaults and are the same in all models of the family."""
     optional: bool = False
@@ -158,10 +160,14 @@ class Decoder:
             part, options = self.parts[parts[operator]], config.operators[operator]
             names, ours = part.norms, f"blocks.{number}.{branch}"
             theirs = f"{self.blocks}.{number}"
+            modules: tuple[str, ...] = ()
             if rest.startswith("operator."):
                 names, rest = part.names, rest.removeprefix("operator.")
                 ours = f"{ours}.operator"
+                if part.also:
+                    modules = (f"{theirs}.{part.module}", f"{theirs}.{part.also}")
                 theirs = f"{theirs}.{part.module}" if part.module else theirs
             module = model.get_submodule(ours)
-            rules.append(build_rule(names, rest, ours, theirs, module, options))
+            rule = build_rule(names, rest, ours, theirs, module, options)
+            rules.append(replace(rule, prefixes=modules) if modules else rule)
         return rules

@@ -14,6 +14,7 @@ from ..config.options.base import OperatorOptions
 from ..config.options.delta import DeltaOptions
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
+from ..config.options.mla import MLAOptions
 from ..config.options.moe import MoEOptions
 from ..config.options.rope import Rope
 
@@ -111,6 +112,9 @@ def ntk_base(rope: Rope, channels: int) -> float:
 RESOLVERS: dict[type[OperatorOptions], Callable[[Any, int], OperatorOptions]] = {
     AttentionOptions: resolve_attention,
     DeltaOptions: lambda options, width: replace(options, value_heads=options.state_heads),
+    MLAOptions: lambda options, width: replace(
+        options, softmax_scale=options.softmax_scale or options.qk_head_dim**-0.5
+    ),
     Mamba1Options: lambda options, width: replace(options, dt_rank=options.rank(width)),
     Mamba2Options: lambda options, width: replace(
         options,

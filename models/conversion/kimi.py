@@ -1,0 +1,222 @@
+"""Kimi Linear: Kimi Delta Attention, or latent attention without positions; then a SwiGLU, or
+experts with a shared one.
+
+In latent attention the channels without positions come first in a head, in headrace those with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config.options.delta import DeltaOptions
+from ..config.options.mla import MLAOptions
+from ..config.options.mlp import GLUOptions
+from ..config.options.moe import MoEOptions
+from .decoder import MODEL_FIELDS, Decoder, Part
+from .family import Settings, require
+from .keys import NO_IDS, Computed, Field, Key, LayerTypes
+from .llama import GLU_NAMES, MIXER_NORM, MLP_NORM
+from .names import Rows, Target, experts, gated_experts, reordered, split_taps
+from .rules import Rule, map_reshaped
+
+EPS = Key("rms_norm_eps", 1e-5)
+
+
+def linear(name: str, inner: str, default: int) -> Computed:
+    """Return a field of KDA, which the published files nest in `linear_attn_config`."""
+    return Computed(
+        lambda settings: (
+            dict(settings.get("linear_attn_config") or {}).get(inner) or settings.get(name, default)
+        ),
+        lambda value, options, width: {name: value},
+    )
+
+
+HEAD_DIM = linear("linear_head_dim", "head_dim", 128)
+
+
+def write_shared(value: int | None, options: MoEOptions, width: int) -> Settings:
+    count, rest = divmod(value or 0, options.hidden)
+    require(count > 0 and not rest, "its shared expert is no multiple of an expert's width")
+    return {"num_shared_experts": count}
+
+
+class KimiLayers(LayerTypes):
+    """Types of mixers, and of MLPs; the published files list mixers from 1, and count dense MLPs,
+    which are first."""
+
+    def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
+        mixers = super().read({**settings, self.key: settings.get(self.key)})
+        count = len(mixers)
+        dense = settings.get("first_k_dense_replace", 1)
+        kinds = settings.get("mlp_layer_types") or [
+            "dense" if number < dense else "sparse" for number in range(count)
+        ]
+        return [
+            f"{mixer}/{'moe' if kind == 'sparse' else 'glu'}"
+            for mixer, kind in zip(mixers, kinds, strict=True)
+        ]
+
+    def write(self, layers: Sequence[str]) -> Settings:
+        mlps = ["sparse" if layer.endswith("/moe") else "dense" for layer in layers]
+        mixers = super().write([layer.partition("/")[0] for layer in layers])
+        return {**mixers, "mlp_layer_types": mlps}
+
+
+def derive_types(settings: Mapping[str, Any]) -> Sequence[str]:
+    numbers = range(settings["num_hidden_layers"])
+    full = dict(settings.get("linear_attn_config") or {}).get("full_attn_layers")
+    attention = {n for n in numbers if n and n % 4 == 0} if full is None else {n - 1 for n in full}
+    return ["full_attention" if n in attention else "linear_attention" for n in numbers]
+
+
+def order_queries(rows: Rows, options: MLAOptions) -> list[Tensor]:
+    """Return each head's channels without positions, then those with."""
+    heads = rows["q"].view(options.heads, -1)
+    return [heads.roll(-options.qk_rope_head_dim, dims=1).flatten()]
+
+
+def order_keys(rows: Rows, options: MLAOptions) -> list[Tensor]:
+    """Return each head's keys, then its values."""
+    parts = [rows[name].view(options.heads, -1) for name in ("k", "v")]
+    return [torch.cat(parts, dim=1).flatten()]
+
+
+def log_rates(target: Target) -> Rule:
+    """Return the rule of A_log, which has dimensions for rows, tokens and channels there."""
+    return map_reshaped(
+        target.ours, target.name("A_log"), lambda t: t.view(1, 1, -1, 1), lambda t: t.flatten()
+    )
+
+
+def query_rows(target: Target) -> Rule:
+    """Return the rule of the queries, which are projected from their latent, or from the input."""
+    assert isinstance(target.options, MLAOptions)
+    name = "q_proj" if target.options.q_lora_rank is None else "q_b_proj"
+    return reordered(name, of="q_b", order=order_queries)(target)
+
+
+SIZES: Mapping[str, Field | str] = {
+    name: name for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+}
+
+KIMI_LINEAR = Decoder(
+    model_type="kimi_linear",
+    architecture="KimiLinearForCausalLM",
+    models="48B-A3B",
+    parts={
+        "delta": Part(
+            options=DeltaOptions,
+            module="self_attn",
+            norms=MIXER_NORM,
+            names={
+                "input": ("q_proj", "k_proj", "v_proj", "g_a_proj", "f_a_proj", "b_proj"),
+                "conv.taps": split_taps(
+                    "q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight", of="input"
+                ),
+                "decay_up": "f_b_proj",
+                "gate_up": "g_b_proj",
+                "dt_bias": "dt_bias",
+                "A_log": log_rates,
+                "norm": "o_norm",
+                "output": "o_proj",
+            },
+            fields={
+                "heads": linear("linear_num_heads", "num_heads", 32),
+                "key_head_dim": HEAD_DIM,
+                "value_head_dim": HEAD_DIM,
+                "decay_rank": HEAD_DIM,
+                "gate_rank": HEAD_DIM,
+                "conv": linear("linear_conv_kernel_dim", "short_conv_kernel_size", 4),
+                "norm_eps": EPS,
+            },
+            fixed={"decay": "channel", "gate": "sigmoid"},
+        ),
+        "mla": Part(
+            options=MLAOptions,
+            module="self_attn",
+            norms=MIXER_NORM,
+            names={
+                "q_a": "q_a_proj",
+                "q_b": query_rows,
+                "q_a_norm": "q_a_layernorm",
+                "kv_a": "kv_a_proj_with_mqa",
+                "kv_a_norm": "kv_a_layernorm",
+                "kv_b": reordered("kv_b_proj", of="kv_b", order=order_keys),
+                "out": "o_proj",
+            },
+            fields={
+                **SIZES,
+                "q_lora_rank": Key("q_lora_rank", None),
+                "v_head_dim": "v_head_dim",
+                "heads": Computed(
+                    lambda settings: settings["num_attention_heads"],
+                    lambda value, options, width: {
+                        "num_attention_heads": value,
+                        "num_key_value_heads": value,
+                    },
+                ),
+            },
+            fixed={"rope": None},
+        ),
+        "glu": Part(
+            options=GLUOptions,
+            module="mlp",
+            also="block_sparse_moe",
+            norms=MLP_NORM,
+            names=GLU_NAMES,
+            fields={"hidden": "intermediate_size"},
+            optional=True,
+        ),
+        "moe": Part(
+            options=MoEOptions,
+            module="block_sparse_moe",
+            also="mlp",
+            norms=MLP_NORM,
+            names={
+                "router": "gate",
+                "correction_bias": "gate.e_score_correction_bias",
+                "gate_up": gated_experts("experts.*.w1.weight", "experts.*.w3.weight"),
+                "down": experts("experts.*.w2.weight"),
+                "shared.gate_up": ("shared_experts.gate_proj", "shared_experts.up_proj"),
+                "shared.down": "shared_experts.down_proj",
+            },
+            fields={
+                "experts": "num_experts",
+                "top_k": "num_experts_per_token",
+                "hidden": "moe_intermediate_size",
+                "shared_hidden": Computed(
+                    lambda settings: (
+                        settings["moe_intermediate_size"] * settings.get("num_shared_experts", 1)
+                    ),
+                    write_shared,
+                ),
+                "groups": Key("num_expert_group", 1),
+                "top_k_groups": Key("topk_group", 1),
+                "normalize": Key("moe_renormalize", True),
+                "routed_scaling_factor": Key("routed_scaling_factor", 1.0),
+            },
+            fixed={
+                "router": "sigmoid",
+                "router_bias": False,
+                "router_fp32": True,
+                "bias_update_rate": 0.0,
+            },
+            optional=True,
+        ),
+    },
+    layers=KimiLayers({"linear_attention": "delta", "full_attention": "mla"}, derive_types),
+    fields={**MODEL_FIELDS, "norm_eps": EPS},
+    expected={"hidden_act": "silu", "attention_bias": False},
+    refused={
+        "mla_use_nope": True,
+        "moe_router_activation_func": "sigmoid",
+        "moe_layer_freq": 1,
+        "pretraining_tp": 1,
+    },
+    written=NO_IDS,
+)
