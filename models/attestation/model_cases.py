@@ -240,5 +240,6 @@ CASES_BY_OP: Mapping[str, Callable[[Call], Iterator[Case]]] = {
     "fp8_rows": _fp8_rows,
     "fp8_linear": _fp8_linear,
     "grouped_product": _no_kernel,
+    "grouped_bias": _no_kernel,
 }
 """Every forward op."""
