@@ -9,6 +9,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -20,13 +23,14 @@ from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import KERNELS, NEXT, choice
 from headrace.models.layers.attention.order import KernelsConfig
+from headrace.trainer.run import process
 
 VALUES = """
 import json
 import torch
 from headrace.models.attestation.cases.case import Draw, InputShape
 from headrace.models.attestation.cases.compare import measure_errors
-from headrace.models.attestation.cases.scans import ssd_cases
+from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
 from headrace.models.kernels import NEXT, choice, layout, ssd
 from headrace.models.kernels.programs import ssd_next
@@ -35,7 +39,8 @@ torch.set_num_threads(1)
 ssd.CHUNK, ssd.CHUNKS = 8, 2  # two spans of two chunks
 layout.PROGRAMS = 4  # loops of several rows
 draw, shape = Draw(torch.float32, "cpu", 1), InputShape(1, 28, 72)
-cases = [*list(ssd_cases())[:1], *list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
+norms = [*list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
+cases = [ssd_case(1, 2, state=False, packed=True), *norms]
 with choice.next_programs(NEXT):
     found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape) for case in cases}
     program = ssd._programs()[2]
@@ -128,3 +133,14 @@ def test_a_key_chooses_them() -> None:
     assert KernelsConfig(ssd="next").next_programs() == ["ssd"]
     every = replace(KernelsConfig(), **dict.fromkeys(NEXT, "next"))  # type: ignore[arg-type]
     assert every.next_programs() == list(NEXT)
+
+
+def test_a_run_sets_them_for_its_process() -> None:
+    run = SimpleNamespace(device="cpu", deterministic=False, kernels=KernelsConfig(ssd="next"))
+    with choice.next_programs(["rms_norm"]), mock.patch.object(process.ranks, "initialise"):
+        process.join_group(
+            SimpleNamespace(run=run, threads=torch.get_num_threads()),  # type: ignore[arg-type]
+            timedelta(minutes=1),
+        )
+        assert {"ssd"} == choice.NEXT
+    assert not choice.NEXT

@@ -38,6 +38,8 @@ def test_other_devices_and_other_widths_are_attested_anew(two: Ranks, tmp_path: 
     assert first["what"].endswith("on NVIDIA H100, Triton 3.9.0 and NVIDIA H200, Triton 3.9.0")
     wider, _ = two.run(TASK, tmp_path, ["model.operators.glu.hidden=64"], [H100, H100])
     assert wider["started"] == 1
+    following, _ = two.run(TASK, tmp_path, ["kernels.rms_norm=next"], [H100, H100])
+    assert following["started"] == 1 and following["digest"] != first["digest"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "version"])
