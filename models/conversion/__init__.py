@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bamba import BAMBA
 from .blackmamba import BlackMamba
+from .falcon import FALCON_H1
 from .family import Family, Original
 from .gpt2 import GPT2
 from .granite import GRANITE
@@ -19,8 +20,8 @@ from .zamba import Zamba2Family, ZambaFamily
 
 _FAMILIES: tuple[Family, ...] = (
     *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2),
-    *(OLMO2, OLMO3, OLMO_HYBRID, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(NEMOTRON_H, GRANITE, KIMI_LINEAR),
+    *(OLMO2, OLMO3, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT, QWEN3_5_MOE),
+    *(NEMOTRON_H, GRANITE, FALCON_H1, KIMI_LINEAR),
     *(ZambaFamily(), Zamba2Family()),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES}

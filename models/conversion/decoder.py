@@ -97,7 +97,7 @@ class Decoder:
         expect(settings, **self.expected, **self.refused)
         layers = [word.partition("/")[::2] for word in self.layers.read(settings)]
         ((common, _),) = Counter(mlp for _, mlp in layers).most_common(1)
-        used = {name for layer in layers for name in layer}
+        used = {name for layer in layers for branch in layer for name in branch.split("|")}
         words = [mixer if mlp == common else f"{mixer}/{mlp or 'none'}" for mixer, mlp in layers]
         operators = {
             name: part.options(**part.fixed, **read_fields(part.fields, settings))
@@ -143,7 +143,7 @@ class Decoder:
         """Return a layer as the family's word."""
         if layer.shared is not None or layer.parallel:
             raise Unsuitable(f"it has layers like `{layer}`")
-        mixer = parts[layer.mixer]
+        mixer = "|".join(parts[name] for name in layer.mixers)
         return mixer if layer.mlp is None else f"{mixer}/{parts[layer.mlp]}"
 
     def rules(self, config: ModelConfig) -> list[Rule]:
@@ -156,14 +156,16 @@ class Decoder:
                 continue
             _, number, branch, rest = path.split(".", 3)
             layer = config.layers[int(number)]
-            operator = layer.mixer if branch == "mixer" else layer.mlp or ""
+            place = rest.partition(".")[0]
+            operator = layer.mlp if branch == "mlp" else layer.mixer
+            operator = (layer.second if place == "second" else operator) or ""
             part, options = self.parts[parts[operator]], config.operators[operator]
             names, ours = part.norms, f"blocks.{number}.{branch}"
             theirs = f"{self.blocks}.{number}"
             modules: tuple[str, ...] = ()
-            if rest.startswith("operator."):
-                names, rest = part.names, rest.removeprefix("operator.")
-                ours = f"{ours}.operator"
+            if place in ("operator", "second"):
+                names, rest = part.names, rest.removeprefix(f"{place}.")
+                ours = f"{ours}.{place}"
                 if part.also:
                     modules = (f"{theirs}.{part.module}", f"{theirs}.{part.also}")
                 theirs = f"{theirs}.{part.module}" if part.module else theirs

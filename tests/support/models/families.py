@@ -102,6 +102,24 @@ KIMI = {
     "num_expert_group": 4,
     "topk_group": 2,
 }
+FALCON = {
+    **BASE,
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 5,
+    "mamba_chunk_size": 8,
+    "embedding_multiplier": 5.5,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.25,
+    "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.5,
+    "ssm_out_multiplier": 0.6,
+    "mlp_multipliers": [0.8, 0.3],
+    "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3],
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", BASE),
     "qwen2-windows": ("qwen2", {**BASE, **WINDOWS, "tie_word_embeddings": True}),
@@ -140,6 +158,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi-latent-queries": (
         "kimi_linear",
         {**KIMI, "q_lora_rank": 10, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    "falcon_h1": ("falcon_h1", FALCON),
+    "falcon_h1-norm": (
+        "falcon_h1",
+        {
+            **FALCON,
+            "mamba_d_ssm": None,
+            "mamba_d_head": "auto",
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mlp_bias": True,
+            "attention_bias": True,
+        },
     ),
     "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
     "lfm2-untied": (
