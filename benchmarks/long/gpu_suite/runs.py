@@ -42,9 +42,9 @@ class Run:
     precision: str = "fp32"
     engine: str = "fsdp2"
     words: tuple[str, ...] = ()
-    tokens: int = 2048
+    tokens: int = 1024
     """Tokens of a micro-batch."""
-    lengths: tuple[int, ...] = (512,)
+    lengths: tuple[int, ...] = (256,)
     """Tokens of a row, in each phase."""
     bound: float = 2e-4
     """Largest relative difference of a step's loss."""
@@ -120,7 +120,7 @@ DRY_HYBRID = Run(
 )
 """The same commands in a dry run."""
 MIXTURES = {
-    "tiny": (512, 2048, "code-byte"),
+    "tiny": (256, 1024, "code-byte"),
     "bpe": (16_384, 16_384, "code-bpe"),
     "bpe-dry": (128, 128, "code-bpe"),
 }
