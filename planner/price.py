@@ -113,7 +113,7 @@ def parse_phases(options: dict[str, Any]) -> list[PhaseRows]:
     module, batch_rows = options.get("module"), options.get("batch_rows")
     if (module is None) != (batch_rows is None):
         raise click.UsageError("--module and --batch-rows need each other")
-    if module is not None:
+    if module is not None and batch_rows is not None:
         if any((*uniform, options["mixture"])):
             raise click.UsageError("modules have rows: no --mixture, --seq-len, --batch-tokens")
         return [uniform_phase(1, batch_rows)]

@@ -83,7 +83,7 @@ def price_run(costs: Costs, run: RunConfig, gpus: int, budget: float) -> Candida
             hint="use fewer devices, or a larger batch",
         )
     grid = make_grid(layout, run.engine, run.micro_batch_tokens, gpus, phase)
-    reshards = [None] * len(model.layers)
+    reshards: list[bool | None] = [None] * len(model.layers)
     for span in run.engine.layer_shards:
         if not span.reshard:
             first, last = span.layers

@@ -138,6 +138,7 @@ ELSEWHERE = {
     "headrace trainer board": "serves until it is ended; keys/board.json has what it serves",
     "headrace trainer eval": "keys/eval.json",
     "headrace trainer plan": "keys/plan.json",
+    "headrace trainer plan price": "keys/plan-price.json",
     "headrace trainer plan show": "keys-of-yaml/layout-plan.txt: it prints the plan's file",
     "headrace trainer resume": "printed/run.json: it prints what `run` does",
     "headrace trainer tune": "keys/tune.json",
