@@ -27,7 +27,8 @@ def mask_groups(scores: Tensor, groups: int, top_k_groups: int) -> Tensor:
     largest = grouped.topk(min(SCORED_EXPERTS, grouped.shape[-1]), dim=-1).values
     chosen = largest.sum(dim=-1).topk(top_k_groups, dim=-1).indices
     mask = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, chosen, False)
-    return grouped.masked_fill(mask.unsqueeze(-1), float("-inf")).flatten(-2)
+    masked: Tensor = grouped.masked_fill(mask.unsqueeze(-1), float("-inf")).flatten(-2)
+    return masked
 
 
 def within_capacity(expert_ids: Tensor, num_experts: int, factor: float, axis: Axis) -> Tensor:

@@ -39,7 +39,7 @@ class MLA(Attention):
         inner = AttentionOptions(heads=heads, head_dim=options.head_dim, kernel=kernel, rope=None)
         super().__init__(inner, width)
         del self.qkv
-        self.mla = options
+        self.options = options
         self.scale = options.softmax_scale or options.qk_head_dim**-0.5
         q_rank, kv_rank = options.q_lora_rank, options.kv_lora_rank
         self.q_a = nn.Linear(width, q_rank, bias=False) if q_rank else None
@@ -53,7 +53,7 @@ class MLA(Attention):
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
         """Map x [b, t, width] to [b, t, width]."""
-        options = self.mla
+        options = self.options
         q_input = x if self.q_a is None or self.q_a_norm is None else self.q_a_norm(self.q_a(x))
         # q [b, t, heads, rope + nope]   latent [b, t, rank]   rope_key [b, t, 1, rope]
         q = self.q_b(q_input, joined=True).unflatten(-1, (-1, options.qk_head_dim))
@@ -72,7 +72,7 @@ class MLA(Attention):
 
     def expand(self, q: Tensor, latent: Tensor, rope_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return q, keys and values [b, t, heads, head_dim], padded with zeros."""
-        options = self.mla
+        options = self.options
         k, v = self.kv_b(latent)
         k = k.unflatten(-1, (-1, options.qk_nope_head_dim))
         v = v.unflatten(-1, (-1, options.v_head_dim))
@@ -85,7 +85,7 @@ class MLA(Attention):
     ) -> Tensor:
         """Attend to all tokens that `state` has seen and to those of this call, which it takes up.
         The first call expands its latents; later ones absorb the expansions."""
-        new_tokens, options = torch.cat([rope_key.squeeze(2), latent], dim=-1), self.mla
+        new_tokens, options = torch.cat([rope_key.squeeze(2), latent], dim=-1), self.options
         mask = attention_mask(batch, q.shape[1], None)
         seen = append_latents(new_tokens, state)
         if not state.seen:
@@ -116,13 +116,13 @@ class MLA(Attention):
 
     def flops(self, length: int) -> dict[str, float]:
         # All pairs of the row, without the padding of heads.
-        channels = self.mla.qk_head_dim + self.mla.v_head_dim
-        return {"attention": 2.0 * length * channels * self.mla.heads}
+        channels = self.options.qk_head_dim + self.options.v_head_dim
+        return {"attention": 2.0 * length * channels * self.options.heads}
 
     def step_flops(self, seen: int) -> dict[str, float]:
         # The expansions of keys and values cost as much where they are absorbed.
-        channels = self.mla.kv_lora_rank + self.mla.qk_rope_head_dim
-        return {"attention": 4.0 * seen * channels * self.mla.heads}
+        channels = self.options.kv_lora_rank + self.options.qk_rope_head_dim
+        return {"attention": 4.0 * seen * channels * self.options.heads}
 
 
 def append_latents(new_tokens: Tensor, state: State) -> Tensor:

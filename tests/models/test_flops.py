@@ -87,7 +87,7 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
     if name in PRODUCTS_ONLY:
         assert ours == theirs
     elif name.startswith("mla"):  # heads are padded to the widest of queries, keys and values
-        options = operator.mla
+        options = operator.options
         padding = 2 * options.head_dim - options.qk_head_dim - options.v_head_dim
         assert ours + 2 * padding * LENGTH * options.heads * layers == theirs
     elif name.startswith("mamba1"):

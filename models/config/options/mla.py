@@ -59,6 +59,14 @@ class MLAOptions(FusedOptions):
         return self.heads
 
     @property
+    def window(self) -> None:
+        """Queries see their whole past."""
+
+    @property
+    def kv_heads(self) -> None:
+        """Each head has its own keys and values."""
+
+    @property
     def qk_head_dim(self) -> int:
         """Channels of a head's queries and keys."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim

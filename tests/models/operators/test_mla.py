@@ -65,7 +65,7 @@ def test_it_is_that_of_transformers(
     else:
         settings = {"q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
         theirs = build_theirs("deepseek_v3", "DeepseekV3Attention", **settings)
-    rules = mla_rules("ours", "theirs", mla.mla, interleaved=bool(interleaved))
+    rules = mla_rules("ours", "theirs", mla.options, interleaved=bool(interleaved))
     weights = {f"ours.{name}": parameter for name, parameter in mla.named_parameters()}
     assert {rule.ours for rule in rules} == set(weights)
     exported = {rule.theirs[0]: rule.export(weights[rule.ours].detach())[0] for rule in rules}

@@ -106,11 +106,21 @@ KINDS: dict[str, dict[str, object]] = {
     "hyena-mlp": {"hidden": 24, "groups": 4},
     "mlp": {"hidden": 24, "bias": True},
     "glu": {"hidden": 24},
-    "moe": {"experts": 2, "hidden": 8},
+    "moe": {"experts": 2, "hidden": 8, "bias": True, "bias_update_rate": 0.1, "shared_hidden": 6},
+    "mla": {
+        "heads": 2,
+        "q_lora_rank": 6,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 4,
+    },
+    "delta": {"heads": 2, "key_head_dim": 8},
     "zamba-block": {"heads": 2, "hidden": 24, "lora_rank": 2},
 }
 CONSTANT = {
     "mamba1": {"dt_bias", "A_log", "D"},
+    "moe": {"gate_up_bias", "down_bias"},
     "hyena-li": {"rates", "angles", "residues", "residues_i"},
     "hyena-li-s4d": {"rates", "angles", "inputs", "inputs_i", "residues", "residues_i"},
     "hyena-li-factored": {"steps", "poles", "residues"},

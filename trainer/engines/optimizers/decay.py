@@ -45,6 +45,7 @@ def headrace(model: Model) -> set[str]:
         for path, operator in model.named_modules()
         if isinstance(operator, Operator)
         for name in operator.no_decay
+        if getattr(operator, name) is not None
     }
 
 
