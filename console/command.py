@@ -90,15 +90,14 @@ def positive_option(name: str, default: int, help: str) -> Callable[[Any], Any]:
 
 def name_check(
     names: Callable[[], Collection[str]],
-) -> Callable[[click.Context, click.Parameter, str], str]:
-    """Return an option's callback that accepts a table's names.
+) -> Callable[[click.Context, click.Parameter, str | None], str | None]:
+    """Return an option's callback that accepts a table's names, and None.
 
     The table is imported when a name is checked: `--help` stays fast.
     """
 
-    def check(context: click.Context, parameter: click.Parameter, value: str) -> str:
-        known = names()
-        if value not in known:
+    def check(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and value not in (known := names()):
             raise click.BadParameter(f"{value!r} is not one of {', '.join(map(repr, known))}.")
         return value
 

@@ -27,6 +27,12 @@ def formats() -> Collection[str]:
     return FORMATS
 
 
+def families() -> Collection[str]:
+    from .conversion import FAMILIES
+
+    return FAMILIES
+
+
 @command.group("models")
 def main() -> None:
     """List the shipped models, count their parameters and memory, convert models.
@@ -249,6 +255,12 @@ def show_model(
 )
 @click.option("--tokenizer", type=click.Path(), help="Folder with a tokenizer, if SOURCE has none.")
 @click.option(
+    "--family",
+    metavar="NAME",
+    callback=command.name_check(families),
+    help="model_type to write, if several can say the model [SOURCE's, or the first].",
+)
+@click.option(
     "--dp",
     type=click.IntRange(1),
     help="Data-parallel ranks of a Savanna configuration that has no train_batch_size.",
@@ -258,6 +270,7 @@ def convert_model(
     out: str,
     format: str,
     tokenizer: str | None,
+    family: str | None,
     dp: int | None,
 ) -> None:
     """Convert the model in folder SOURCE, of any format, into the new folder OUT.
@@ -287,7 +300,7 @@ def convert_model(
     from .conversion.folders import convert
 
     if len(source) == 1 and not Path(source[0]).is_file():
-        written = convert(source[0], out, format=format, tokenizer=tokenizer)
+        written = convert(source[0], out, format=format, tokenizer=tokenizer, family=family)
         command.say(f"{out}: {written}")
         return
     if format != "headrace" or tokenizer is not None:

@@ -93,25 +93,31 @@ def write_model(
     fitted = native.check_fit(config, weights, source="the model")
     with stage_folder(Path(folder)) as partial:
         writer = FORMATS[format]
-        if family is not None and writer.write_family is not None:
+        if family is None:
+            variant = writer.write(config, fitted, partial)
+        elif writer.write_family is not None:
             variant = writer.write_family(config, fitted, partial, family)
         else:
-            variant = writer.write(config, fitted, partial)
+            raise UserError(f"the format {format} has no families", hint="leave out the family")
         for file in list_tokenizer_files(tokenizer) if tokenizer is not None else ():
             shutil.copyfile(file, partial / file.name)
     return variant
 
 
 def convert(
-    source: str | Path, folder: str | Path, *, format: str, tokenizer: str | Path | None = None
+    source: str | Path,
+    folder: str | Path,
+    *,
+    format: str,
+    tokenizer: str | Path | None = None,
+    family: str | None = None,
 ) -> str:
     """Convert a model folder to another format. A tokenizer in the source is copied. A folder of
-    transformers stays of its family."""
+    transformers stays of its family, if `family` names no other."""
     config, tensors = read_model(source)
     if tokenizer is None and list_tokenizer_files(source):
         tokenizer = source
-    family = None
-    if format == "huggingface" == find_format(Path(source)):
+    if family is None and format == "huggingface" == find_format(Path(source)):
         family = huggingface.find_model_type(Path(source))
     return write_model(config, tensors, folder, format=format, tokenizer=tokenizer, family=family)
 

@@ -18,6 +18,12 @@ def folder_formats() -> Collection[str]:
     return FORMATS
 
 
+def families() -> Collection[str]:
+    from ...models.conversion import FAMILIES
+
+    return FAMILIES
+
+
 def dtypes() -> Collection[str]:
     from .export import DTYPES
 
@@ -47,6 +53,12 @@ data_option = click.option(
     show_default=True,
     help="Format of the folder, as in `headrace models convert`.",
 )
+@click.option(
+    "--family",
+    metavar="NAME",
+    callback=command.name_check(families),
+    help="model_type to write, if several can say the model [the first].",
+)
 @step_option
 @ema_option
 @click.option(
@@ -63,6 +75,7 @@ def export(
     source: str,
     out: str,
     format: str,
+    family: str | None,
     step: int | None,
     ema: bool,
     dtype: str,
@@ -92,7 +105,7 @@ def export(
         if data is not None:
             raise
         tokenizer_note = f"; without a tokenizer: {error.message}"
-    summary = export_weights(weights, out, format, dtype=dtype, tokenizer=tokenizer)
+    summary = export_weights(weights, out, format, dtype=dtype, tokenizer=tokenizer, family=family)
     if as_json:
         command.emit(summary)
         return

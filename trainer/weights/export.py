@@ -32,7 +32,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def export(
-    source: WeightSource, out: str, format: str, *, dtype: str, tokenizer: Tokenizer | None
+    source: WeightSource,
+    out: str,
+    format: str,
+    *,
+    dtype: str,
+    tokenizer: Tokenizer | None,
+    family: str | None = None,
 ) -> dict[str, Any]:
     """Write the folder `out` and return a summary."""
     weights = source.weights()
@@ -47,12 +53,19 @@ def export(
         )
         for file_name, data in files.items():
             (Path(folder) / file_name).write_bytes(data)
-        family = write_model(model, cast, out, format=format, tokenizer=folder if files else None)
+        variant = write_model(
+            model,
+            cast,
+            out,
+            format=format,
+            tokenizer=folder if files else None,
+            family=family,
+        )
     stream = read_stream(source)
     pages = {}
     if isinstance(source, Checkpoint):
         pages[MODEL_CARD] = render_model_card(
-            source, model, family=family, format=format, stream=stream
+            source, model, family=variant, format=format, stream=stream
         )
     if isinstance(source, Checkpoint) and stream is not None:
         steps = source.step - stream.plan.first_step
@@ -63,7 +76,7 @@ def export(
         "from": source.where,
         "out": out,
         "format": format,
-        "family": family,
+        "family": variant,
         "dtype": dtype,
         "tensors": len(weights),
         "tokenizer": sorted(files),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from packaging.version import Version
 from support.models.families import CASES
 from support.models.peers import without_fla
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from headrace.console import config as reader
 from headrace.console.errors import CheckpointError, ConfigError
+from headrace.models.cli import main
 from headrace.models.config.config import ModelConfig
 from headrace.models.conversion import FAMILIES, ORIGINALS
 from headrace.models.conversion.family import TRANSFORMERS
@@ -256,6 +258,30 @@ def test_what_a_family_cannot_say_is_named(case: str, changes: list[str], reason
         choose_family(changed)
     assert reason in str(raised.value)
     assert choose_family(config)[0] == kind
+
+
+def test_a_family_can_be_named(tmp_path: Path) -> None:
+    """Several can say a model; a folder stays of its own."""
+    config = FAMILIES["qwen3_5_moe_text"].read(CASES["qwen3_5_moe"][1])
+    model = Model(config)
+    model.init_weights(1)
+    write_model(config, model.state_dict(), tmp_path / "ours", format="headrace")
+
+    def convert(source: str, out: str, *words: str, code: int = 0) -> str:
+        folders = [str(tmp_path / source), str(tmp_path / out)]
+        done = CliRunner().invoke(main, ["convert", *folders, *words])
+        assert done.exit_code == code, done.output
+        return done.stderr
+
+    huggingface = ("--format", "huggingface")
+    assert "a: qwen3_next" in convert("ours", "a", *huggingface)
+    named = (*huggingface, "--family", "qwen3_5_moe_text")
+    assert "b: qwen3_5_moe_text" in convert("ours", "b", *named)
+    assert "c: qwen3_5_moe_text" in convert("b", "c", *huggingface)
+    refused = convert("ours", "d", *huggingface, "--family", "llama", code=1)
+    assert "llama: operators.delta is of kind delta" in refused and "gpt2" not in refused
+    vortex = convert("ours", "d", "--format", "vortex", "--family", "llama", code=1)
+    assert "the format vortex has no families" in vortex
 
 
 def test_the_table_has_each_family() -> None:
