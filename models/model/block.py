@@ -53,6 +53,8 @@ class ResidualBranch(Recomputable):
     def __init__(self, config: ModelConfig, name: str, second: str | None = None) -> None:
         super().__init__()
         options = config.operators[name]
+        names = [name] if second is None else [name, second]
+        self.multipliers = [config.operators[operator].multipliers for operator in names]
         arguments = (config.norm, config.width, config.norm_eps, config.kernel)
         self.norm = build_norm(*arguments) if options.norm_placement != "post" else None
         self.operator = build_operator(config, name)
@@ -71,7 +73,7 @@ class ResidualBranch(Recomputable):
         computes the sum, because its kernel adds the sum's gradient to its own."""
         axes = self.operator.axes(batch.axes)
         axis, call = axes.tensor, batch.call_context(states[0], axes)
-        before, after = self.operator.options.multipliers
+        before, after = self.multipliers[0]
         if self.norm is None:
             u = normed = u if added is None else u + added
         elif self.stores and axis.size == 1:  # else rows are gathered between norm and operator
@@ -88,7 +90,7 @@ class ResidualBranch(Recomputable):
         y = self.operator(scale(x, before), call)
         if self.second is not None:
             second_call = replace(call, state=states[1])
-            second_before, second_after = self.second.options.multipliers
+            second_before, second_after = self.multipliers[1]
             second = self.second(scale(x, second_before), second_call)
             y, after = scale(y, after) + scale(second, second_after), 1.0
         y = scatter(y, axis)

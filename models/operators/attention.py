@@ -1,6 +1,7 @@
 """Attention: softmax(q·kᵀ/√d)·v over the document's past; query heads may share keys and values.
 
-With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate).
+With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate). A sink is a score of a
+head that counts in its softmax, and has no value.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from ..config.options.attention import AttentionOptions
@@ -56,6 +57,7 @@ class Attention(Operator):
                 for part in "qk"
             )
         self.out = OutputLinear(head_dim * options.heads, width, bias=options.output_bias)
+        self.sinks = nn.Parameter(torch.empty(options.heads)) if options.sinks else None
         self.scale = options.softmax_scale or head_dim**-0.5
 
     def forward(self, x: Tensor, batch: BatchContext) -> Tensor:
@@ -105,7 +107,8 @@ class Attention(Operator):
             )
         row_batch = batch.whole_row_context(q.shape[1])
         q, k, v = gather_rows_of_heads(q, k, v, axis)
-        return scatter_rows_of_heads(self.attend_rows(q, k, v, row_batch), axis)
+        sinks = None if self.sinks is None else self.sinks[axis.part(len(self.sinks))]
+        return scatter_rows_of_heads(self.attend_rows(q, k, v, row_batch, sinks), axis)
 
     def attend_ring(
         self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
@@ -113,7 +116,11 @@ class Attention(Operator):
         """Compute ring attention for this rank's tokens, with shapes as in `attend_across_ranks`;
         `documents` describe full rows."""
         window = self.options.window
-        if window is None and supports_packed_attention(self.options.kernel, q):
+        if (
+            window is None
+            and self.sinks is None
+            and supports_packed_attention(self.options.kernel, q)
+        ):
             return ring_flash_attention(q, k, v, documents, axis, scale=self.scale)
         zigzag, device = Zigzag(q.shape[1], axis), q.device
         first_keys = None
@@ -127,38 +134,44 @@ class Attention(Operator):
             )
         elif window is not None:
             first_keys = FirstKeys.build_window(window, zigzag, device)
-        return ring_attention(q, k, v, first_keys, zigzag, scale=self.scale)
+        return ring_attention(q, k, v, first_keys, zigzag, scale=self.scale, sinks=self.sinks)
 
-    def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext) -> Tensor:
-        """Attend within whole rows: q [rows, length, heads, head_dim], k and v with kv_heads."""
+    def attend_rows(
+        self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend within whole rows: q [rows, length, heads, head_dim], k and v with kv_heads, sinks
+        [heads]."""
         if batch.state is not None:
             k, v = append_to_cache(k, v, batch.state)
         documents = batch.documents if batch.state is None else None
-        if documents is not None and supports_packed_attention(self.options.kernel, q):
+        packs = sinks is None and supports_packed_attention(self.options.kernel, q)
+        if documents is not None and packs:
             window = self.options.window
             spans = documents.spans()
             return packed_attention(q, k, v, spans, scale=self.scale, window=window)
         if documents is None or is_compiling():
-            return self.masked_attention(
-                q, k, v, attention_mask(batch, q.shape[1], self.options.window)
-            )
+            mask = attention_mask(batch, q.shape[1], self.options.window)
+            return self.masked_attention(q, k, v, mask, sinks)
         # One document per row: plain causal attention never sees the padding at the end.
         buckets = documents.buckets()
         qkv = zip(buckets.spread(q), buckets.spread(k), buckets.spread(v), strict=True)
-        return buckets.collect([self.attend_document(*bucket) for bucket in qkv], len(q))
+        return buckets.collect([self.attend_document(*bucket, sinks) for bucket in qkv], len(q))
 
-    def attend_document(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_document(
+        self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Attend causally in rows that hold a single document: q [rows, length, heads, head_dim],
         k, v with kv_heads."""
         positions = torch.arange(q.shape[1], device=q.device).unsqueeze(0)
-        return self.masked_attention(
-            q, k, v, attention_mask(BatchContext(positions), q.shape[1], self.options.window)
-        )
+        mask = attention_mask(BatchContext(positions), q.shape[1], self.options.window)
+        return self.masked_attention(q, k, v, mask, sinks)
 
-    def masked_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def masked_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None = None
+    ) -> Tensor:
         """Return attention like q [rows, queries, heads, head_dim]; k, v [rows, keys, kv_heads,
         head_dim], mask [rows or 1, 1, queries, keys] or None for causal attention."""
-        return row_attention(q, k, v, mask, scale=self.scale)
+        return row_attention(q, k, v, mask, scale=self.scale, sinks=sinks)
 
     def attention_call(self, dtype: torch.dtype) -> AttentionCall:
         heads = self.options.heads
@@ -170,7 +183,7 @@ class Attention(Operator):
             window=self.options.window,
             scale=self.scale,
             dtype=str(dtype).removeprefix("torch."),
-            packed=self.options.kernel != "torch",
+            packed=self.options.kernel != "torch" and self.sinks is None,
         )
 
     def untraced(self, axes: Axes, device: torch.device) -> str | None:
@@ -180,13 +193,16 @@ class Attention(Operator):
     def init_weights(self, init: Initializers) -> None:
         init.linear(self.qkv)
         init.output(self.out)
+        if self.sinks is not None:
+            init.constant(self.sinks, 0.0)
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
                 init.norm(norm)
 
     def sharding_spec(self, ranks: int) -> ShardingSpec:
         norms = ("q_norm.weight", "k_norm.weight") if self.q_norm and self.over_heads else ()
-        sharded = dict.fromkeys(norms, Sharded(0))
+        sinks = () if self.sinks is None else ("sinks",)
+        sharded = dict.fromkeys((*norms, *sinks), Sharded(0))
         return {**outputs("qkv", self.qkv), **inputs("out"), **sharded}
 
     def flops(self, length: int) -> dict[str, float]:

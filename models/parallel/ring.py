@@ -36,13 +36,21 @@ from .whole_results import run_composite
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, first_keys: FirstKeys | None, zigzag: Zigzag, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_keys: FirstKeys | None,
+    zigzag: Zigzag,
+    *,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q [rows, local_length, heads, dim], k and v [rows, local_length, kv_heads, dim] → y like q.
-    Without `first_keys`, queries see all earlier keys in their row."""
+    Without `first_keys`, queries see all earlier keys in their row. A head's softmax also counts
+    its score in `sinks` [heads]."""
     heads = [q.shape[2], k.shape[2], v.shape[2]]
     zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).split(heads, dim=2)
-    y: Tensor = _Ring.apply(*zigzag_qkv, first_keys, zigzag, scale)
+    y: Tensor = _Ring.apply(*zigzag_qkv, sinks, first_keys, zigzag, scale)
     return zigzag.collect(y)
 
 
@@ -190,24 +198,32 @@ class _Ring(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
         first_keys: FirstKeys | None,
         zigzag: Zigzag,
         scale: float,
     ) -> Tensor:
         hops = Hops(first_keys, zigzag, q.device)
-        output, log_sum = run_composite("attention", partial(_Ring.attend, q, k, v, hops, scale))
-        ctx.save_for_backward(q, k, v, output, log_sum)
+        output, log_sum = run_composite(
+            "attention", partial(_Ring.attend, q, k, v, sinks, hops, scale)
+        )
+        ctx.save_for_backward(q, k, v, sinks, output, log_sum)
         ctx.hops, ctx.scale = hops, scale
         return ungroup_heads(output).to(q.dtype)
 
     @staticmethod
-    def attend(q: Tensor, k: Tensor, v: Tensor, hops: Hops, scale: float) -> tuple[Tensor, Tensor]:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, hops: Hops, scale: float
+    ) -> tuple[Tensor, Tensor]:
         """Return the output [rows, kv_heads, group, local_length, dim] and the scores'
         log-sum-exp."""
         queries = group_heads(q, k.shape[2]) * scale
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
         peak = torch.full_like(total, float("-inf"))
+        if sinks is not None:  # a first score, with the value 0
+            total = total + 1
+            peak = torch.zeros_like(total) + group_sinks(sinks, k.shape[2])
         for owner, (keys, values) in circulate(torch.stack([k, v]), hops.zigzag.axis):
             for tile in hops.tiles(owner):
                 index = (..., tile.queries)
@@ -225,7 +241,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, output, log_sum = ctx.saved_tensors
+        q, k, v, sinks, output, log_sum = ctx.saved_tensors
         hops: Hops = ctx.hops
         axis = hops.zigzag.axis
         queries = group_heads(q, k.shape[2]) * ctx.scale
@@ -248,7 +264,11 @@ class _Ring(torch.autograd.Function):
                 gradients[1, :, tile.keys] += dvalues
 
         dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
-        return ungroup_heads(dq * ctx.scale).to(q.dtype), dk, dv, None, None, None
+        dsinks = None
+        if sinks is not None:
+            weights = torch.exp(group_sinks(sinks, k.shape[2]) - log_sum)
+            dsinks = -(weights * mean.squeeze(-1)).sum(dim=(0, 3)).flatten().to(sinks.dtype)
+        return ungroup_heads(dq * ctx.scale).to(q.dtype), dk, dv, dsinks, None, None, None
 
 
 def compute_scores(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
@@ -263,6 +283,12 @@ def group_heads(x: Tensor, kv_heads: int) -> Tensor:
     wider."""
     heads: Tensor = widen(x).unflatten(2, (kv_heads, -1))
     return heads.permute(0, 2, 3, 1, 4)
+
+
+def group_sinks(sinks: Tensor, kv_heads: int) -> Tensor:
+    """sinks [heads] → [kv_heads, group, 1], in fp32 or wider."""
+    grouped: Tensor = widen(sinks).view(kv_heads, -1, 1)
+    return grouped
 
 
 def ungroup_heads(x: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ def quantize(model: Model, config: Fp8Config | None) -> Model:
     for branch in chain.from_iterable(block.branches() for block in model.typed_blocks()):
         children = (child for operator in branch.operators for child in operator.children())
         readers = (child for child in children if isinstance(child, SplitLinear))
-        multipliers = {operator.options.input_multiplier for operator in branch.operators}
-        reads_norm = isinstance(branch.norm, RMSNorm) and multipliers == {1}
+        multiplies = any(before != 1 for before, _ in branch.multipliers)
+        reads_norm = isinstance(branch.norm, RMSNorm) and not multiplies
         branch.stores = reads_norm and any(child.fp8 for child in readers)
     return model
 

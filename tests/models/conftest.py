@@ -31,6 +31,7 @@ MIXERS: dict[str, dict[str, Any]] = {
         "qk_norm_over": "projection",
         "qk_norm_kind": "rms-zero-centered",
         "output_gate": True,
+        "sinks": True,
         "softmax_scale": 0.4,
         "norm_placement": "post",
         "rope": {"channels": 2},

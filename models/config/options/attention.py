@@ -36,6 +36,9 @@ class AttentionOptions(FusedOptions):
     """`qk_norm`'s weight: w, or 1 + w."""
     softmax_scale: float | None = added_field(None)
     """Multiplies the scores before the softmax; head_dim^−½ if unset."""
+    sinks: bool = added_field(False)
+    """Add to each head's softmax a learned score without a value, as gpt-oss does. On a GPU it
+    runs as plain torch."""
     output_gate: bool = added_field(False)
     """Multiply the heads' outputs by sigmoid(x·W_gate), as Qwen3-Next does."""
     qkv_bias: bool = False

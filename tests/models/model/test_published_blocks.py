@@ -13,7 +13,11 @@ from torch import Tensor
 
 from headrace.console.config import build
 from headrace.models.config.config import ModelConfig
+from headrace.models.config.options.attention import AttentionOptions
+from headrace.models.config.options.rope import Rope
 from headrace.models.model.model import Model
+from headrace.models.operators.attention import Attention
+from headrace.models.operators.base import BatchContext
 
 transformers = pytest.importorskip("transformers")
 
@@ -251,3 +255,53 @@ def test_falcon_h1_has_attention_and_mamba_side_by_side(pattern: str) -> None:
     own = sequence.state_dict().keys()
     sequence.load_state_dict({name: weights[name] for name in own})
     assert apart(sequence, theirs) > 1e-3
+
+
+@pytest.mark.parametrize("sinks", [True, False])
+def test_gpt_oss_counts_a_sink_in_each_softmax(sinks: bool) -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+
+    torch.manual_seed(4)
+    rope = {"rope_type": "default", "rope_theta": 50.0}
+    config = transformers.GptOssConfig(
+        **SIZES, head_dim=8, rope_parameters=rope, layer_types=["full_attention"] * 2
+    )
+    config._attn_implementation = "eager"
+    theirs = GptOssAttention(config, 0).double()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(2, 19, 32, dtype=torch.float64)
+    positions = torch.arange(19)[None]
+    hidden = torch.full((19, 19), float("-inf"), dtype=torch.float64).triu(1)[None, None]
+    expected, _ = theirs(x, GptOssRotaryEmbedding(config)(x, positions), hidden)
+    options = AttentionOptions(
+        heads=4,
+        kv_heads=2,
+        rope=Rope(base=50),
+        qkv_bias=True,
+        output_bias=True,
+        sinks=sinks,
+    )
+    ours = Attention(options, 32).double()
+    projections = (theirs.q_proj, theirs.k_proj, theirs.v_proj)
+    weights = {
+        "qkv.weight": torch.cat([projection.weight for projection in projections]),
+        "qkv.bias": torch.cat([projection.bias for projection in projections]),
+        "out.weight": theirs.o_proj.weight,
+        "out.bias": theirs.o_proj.bias,
+    }
+    ours.load_state_dict({**weights, "sinks": theirs.sinks} if sinks else weights)
+    difference = (ours(x, BatchContext(positions)) - expected).abs().max()
+    assert (difference < 1e-6) == sinks
+
+
+def test_a_multiplier_of_zero_silences_any_operator(tiny_operator: Model) -> None:
+    config = tiny_operator.config
+    silent = {name: replace(o, output_multiplier=0.0) for name, o in config.operators.items()}
+    model = Model(replace(config, operators=silent)).double().eval()
+    model.load_state_dict(tiny_operator.state_dict())
+    ids = torch.randint(0, config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(6))
+    with torch.no_grad():
+        u = model.embedding.weight[ids] * config.embedding_multiplier
+        assert torch.equal(model(ids), model.logits(model.norm(u)))
+        assert not torch.equal(model(ids), tiny_operator(ids))

@@ -21,7 +21,7 @@ def definition(attention: Any, u: Tensor) -> Tensor:
     """One query at a time; pairs (i, i + d/2) of a head are complex numbers, turned by position."""
     options, dim = attention.options, attention.head_dim
     kv_heads = options.kv_heads or options.heads
-    q, k, v = (t.unflatten(-1, (-1, dim)) for t in attention.qkv(u))
+    q, k, v = (t.unflatten(-1, (-1, dim)) for t in attention.qkv(u)[:3])
 
     def turned(x: Tensor) -> Tensor:
         half = dim // 2
@@ -42,8 +42,14 @@ def definition(attention: Any, u: Tensor) -> Tensor:
         for head in range(options.heads):
             group = head * kv_heads // options.heads
             keys, values = k[first : t + 1, group], v[first : t + 1, group]
-            y[t, head] = (keys @ q[t, head] * dim**-0.5).softmax(0) @ values
-    out: Tensor = attention.out(y.flatten(1))
+            scores = keys @ q[t, head] * (options.softmax_scale or dim**-0.5)
+            if options.sinks:  # a score without a value
+                scores = torch.cat([scores, attention.sinks[head : head + 1]])
+            y[t, head] = scores.softmax(0)[: len(keys)] @ values
+    y = y.flatten(1)
+    if options.output_gate:
+        y = y * attention.qkv(u)[3].sigmoid()
+    out: Tensor = attention.out(y)
     return out
 
 
@@ -55,6 +61,8 @@ def definition(attention: Any, u: Tensor) -> Tensor:
         {"kv_heads": 1, "qk_norm": True, "head_dim": 6},
         {"window": 5},
         {"window": 1, "rope": None},
+        {"kv_heads": 2, "sinks": True, "window": 4},
+        {"sinks": True, "softmax_scale": 0.3, "output_gate": True},
     ],
 )
 def test_is_its_definition(options: dict[str, Any]) -> None:
