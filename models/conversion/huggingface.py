@@ -34,8 +34,9 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
 
     def is_ignored(name: str) -> bool:
         # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
+        # Heads that predict further tokens (Qwen3-Next) are left out, as transformers does.
         is_tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
-        return is_tied or name.endswith("rotary_emb.inv_freq")
+        return is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp.")
 
     theirs = read_weights(folder)
     return config, import_tensors(

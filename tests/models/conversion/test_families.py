@@ -21,7 +21,7 @@ from headrace.models.cli import main
 from headrace.models.config.config import ModelConfig
 from headrace.models.conversion import FAMILIES, ORIGINALS
 from headrace.models.conversion.family import TRANSFORMERS
-from headrace.models.conversion.files import read_json
+from headrace.models.conversion.files import read_json, read_safetensors, write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.huggingface import choose_family
 from headrace.models.conversion.published import list_published
@@ -282,6 +282,19 @@ def test_a_family_can_be_named(tmp_path: Path) -> None:
     assert "llama: operators.delta is of kind delta" in refused and "gpt2" not in refused
     vortex = convert("ours", "d", "--format", "vortex", "--family", "llama", code=1)
     assert "the format vortex has no families" in vortex
+
+
+def test_heads_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+    config = FAMILIES["qwen3_next"].read(CASES["qwen3_next"][1])
+    model = Model(config)
+    model.init_weights(1)
+    write_model(config, model.state_dict(), tmp_path / "out", format="huggingface")
+    tensors = dict(read_safetensors(tmp_path / "out"))
+    write_safetensors(tmp_path / "out", [*tensors.items(), ("mtp.fc.weight", torch.ones(2))])
+    assert read_model(tmp_path / "out")[1].keys() == model.state_dict().keys()
+    write_safetensors(tmp_path / "out", [*tensors.items(), ("other.weight", torch.ones(2))])
+    with pytest.raises(CheckpointError, match=r"other\.weight is not part of this model"):
+        read_model(tmp_path / "out")
 
 
 def test_the_table_has_each_family() -> None:
