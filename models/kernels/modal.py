@@ -209,7 +209,8 @@ def _sum_by_distance(pair_sums: Tensor) -> Tensor:
     over anti-diagonals, because a pair's rows count from the block's end."""
     # Each row is moved one number further than the row above: anti-diagonals become columns.
     shifted = F.pad(pair_sums, (0, BLOCK)).flatten(1)[:, :-BLOCK].unflatten(1, (BLOCK, -1))
-    return shifted.sum(1)[:, :BLOCK].flip(1)
+    by_distance: Tensor = shifted.sum(1)[:, :BLOCK].flip(1)
+    return by_distance
 
 
 def _scan_states(

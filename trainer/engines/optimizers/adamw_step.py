@@ -52,7 +52,7 @@ class AdamW(Optimizer, torch.optim.AdamW):
                     state += kept
                 return False
             gradients.clear()
-        has_complex: bool = super()._init_group(group, *lists)
+        has_complex: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
         if self._keeps_tensors and len(parameters) == len(group["params"]) and not has_complex:
             self._tensors[id(group)] = group["params"], tuple(map(list, states))
         return has_complex
