@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from ...console.config import OneOf
+from ...console.config import OneOf, added_field
 from ..lr_shapes import DEFAULT_SHAPE, SHAPES
 from ..lr_shapes.shape import LearningRate
 
@@ -96,7 +96,7 @@ class Mixture:
     window: int | None = None
     """Number of chunks whose rows are shuffled together. Default: 32, or an eighth of a smaller
     source."""
-    without: tuple[str, ...] = ()
+    without: tuple[str, ...] = added_field(())
     """Files of document ids (one a line, or a column `id`): their tokens have no weight in the
     loss. All rows stay in their places."""
     after: After | None = None

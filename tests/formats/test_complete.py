@@ -45,6 +45,7 @@ USES: dict[str, tuple[int, str]] = {
     "models/attestation": (4, "keys/attestation.json, keys/doctor-kernels.json"),
     "models/compilation": (5, "keys/programs.json, keys/kernels-compile.json"),
     "models/conversion": (3, "a comparison of two configurations, which is not written"),
+    "models/operators": (1, "no file: a copy of a call's context"),
     "models/model": (1, "world/main/signals.jsonl"),
     "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
     "planner/simulation": (2, "keys/plan.json: `failures`"),
@@ -74,7 +75,7 @@ USES: dict[str, tuple[int, str]] = {
     "trainer": (1, "printed/clean.json"),
     "trainer/accounting": (1, "keys-of-yaml/run.txt"),
     "trainer/checkpoints": (
-        5,
+        6,
         "world/main/checkpoints/*/state.json, world/main/checkpoints/*/manifest.json, "
         "world/main/checkpoints/*/tensors/.metadata",
     ),
