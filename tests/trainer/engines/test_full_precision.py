@@ -31,8 +31,20 @@ def test_operators_name_rates_decays_and_residues() -> None:
     assert not model.full_precision(PRECISIONS["fp32"]), "all parameters are fp32 there"
     named = {name: set(kind.full_precision) for name, kind in OPERATORS.items()}
     assert named["mamba1"] == named["mamba2"] == {"A_log", "D", "dt_bias"}
+    assert named["delta"] == {"A_log", "dt_bias"}
     assert all(named[kind] for kind in named if kind.startswith("hyena-li"))
-    assert not any(named[kind] for kind in ("attention", "glu", "moe", "hyena-se"))
+    assert not any(named[kind] for kind in ("attention", "mla", "glu", "mlp", "hyena-se"))
+
+
+def test_biases_that_balance_experts_are_named_where_they_exist() -> None:
+    """bf16 would lose their small updates: 1 + 0.001 is 1 there."""
+    assert OPERATORS["moe"].full_precision == ("correction_bias",)
+    config = load_model_config(CONFIGS / "every.yaml")
+    named = build_meta(config).full_precision(PRECISIONS["bf16"])
+    balanced = [n for n, layer in enumerate(config.layers) if layer.mixer == "deepseek"]
+    biases = {name for name in named if name.endswith("correction_bias")}
+    assert biases == {f"blocks.{n}.mixer.operator.correction_bias" for n in balanced}
+    assert len(biases) == 1, "the routers of `moe` and `oss` have none"
 
 
 def test_a_run_in_fp32_has_the_groups_that_it_had() -> None:
