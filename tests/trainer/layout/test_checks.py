@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.configs import CONFIGS
 
@@ -60,12 +62,13 @@ def test_a_remainder_of_ranks_is_rejected_once_with_alternatives(every: ModelCon
 
 
 def test_only_layouts_that_work_are_named(every: ModelConfig) -> None:
+    assert len(every.layers) < 32, "a stage would be without a layer"
     with pytest.raises(LayoutError) as caught:
-        check(LayoutConfig(pp=16), 16, every, [48], lambda other: other.pp == 1 and other.tp == 4)
+        check(LayoutConfig(pp=32), 32, every, [48], lambda other: other.pp == 1 and other.tp == 4)
     hint = str(caught.value.hint)
     assert "layout.tp=4 layout.cp=1" in hint and "pp" not in hint and "tp=1" not in hint
-    with pytest.raises(LayoutError, match="no layout of 16 ranks works with this engine"):
-        check(LayoutConfig(pp=16), 16, every, [48], lambda other: False)
+    with pytest.raises(LayoutError, match="no layout of 32 ranks works with this engine"):
+        check(LayoutConfig(pp=32), 32, every, [48], lambda other: False)
 
 
 def test_a_model_without_experts_has_none_to_split() -> None:
@@ -87,12 +90,18 @@ def test_the_vocabulary_has_an_id_for_each_rank() -> None:
 
 
 def test_more_chunks_than_layers_are_rejected_with_alternatives(every: ModelConfig) -> None:
-    layout = LayoutConfig(pp=4, schedule="interleaved", chunks=4)
+    count = len(every.layers)
+    layout = LayoutConfig(pp=4, schedule="interleaved", chunks=count // 4)
+    check(layout, 4, every, [48])
+    layout = replace(layout, chunks=layout.chunks + 1)
     with pytest.raises(LayoutError) as caught:
         check(layout, 4, every, [48])
-    assert "pp=4 × chunks=4 are 16 chunks, and the model has 14 layers" in str(caught.value)
+    chunks = layout.chunks
+    told = f"pp=4 × chunks={chunks} are {4 * chunks} chunks, and the model has {count} layers"
+    assert told in str(caught.value)
     assert "layout.pp=4 layout.tp=1 layout.cp=1" in str(caught.value)
-    with pytest.raises(LayoutError, match="there is no layer 14; the last is 13") as caught:
-        check(LayoutConfig(pp=2, cuts=(14,)), 2, every, [48])
+    told = f"there is no layer {count}; the last is {count - 1}"
+    with pytest.raises(LayoutError, match=told) as caught:
+        check(LayoutConfig(pp=2, cuts=(count,)), 2, every, [48])
     assert "layout.pp=2 layout.tp=1" in str(caught.value)
-    check(LayoutConfig(pp=2, cuts=(13,)), 2, every, [48])
+    check(LayoutConfig(pp=2, cuts=(count - 1,)), 2, every, [48])
