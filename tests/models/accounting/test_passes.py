@@ -210,6 +210,13 @@ OPERATORS: dict[str, dict[str, Any]] = {
     "hyena-se": {"groups": 8},
     "mamba1": {},
     "mamba2": {"state_size": 8, "head_dim": 16},
+    "mla": {
+        "heads": 4,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    },
     "mlp": {"hidden": 64},
     "moe": {"experts": 4, "hidden": 64},
 }

@@ -63,8 +63,15 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
             ["top_k (3)", "experts (2)"],
         ),
         (
-            {"kind": "moe", "experts": 2, "hidden": 8, "router": "sigmoid", "balance_loss": 0.1},
-            ["balance_loss", "sinkhorn"],
+            {
+                "kind": "moe",
+                "experts": 2,
+                "hidden": 8,
+                "router": "sigmoid",
+                "sinkhorn": True,
+                "balance_loss": 0.1,
+            },
+            ["Sinkhorn balances", "balance_loss"],
         ),
         ({"kind": "attention", "heads": 4, "rope": {"base": 0.0}}, ["base", "above 1", "0.0"]),
         ({"kind": "attention", "heads": 4, "rope": {"original_length": 0}}, ["original_length"]),

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from headrace.models.documents import Documents
 from headrace.models.layers.delta.rule import delta_rule, recurrent_delta_rule
-from headrace.models.layers.delta.scan import normalize
+from headrace.models.layers.delta.scan import delta_scan, normalize
 
 BOUND = 1e-11
 HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 4, 5, 3
@@ -89,6 +89,22 @@ def test_strong_decays_do_not_overflow(decays: int) -> None:
     y, state = delta_rule(*inputs, chunk=64)  # type: ignore[arg-type]
     gradients = torch.autograd.grad(y.sum() + state.sum(), inputs)
     assert all(x.isfinite().all() for x in (y, state, *gradients))
+
+
+@pytest.mark.parametrize("decays", [1, KEY_DIM])
+def test_bf16_rounds_the_output_alone(decays: int) -> None:
+    """Norms, decays, β, scores and states of inputs in bf16 are those of the same numbers in
+    fp32."""
+    widths = (2 * HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM, VALUE_HEADS * decays, VALUE_HEADS)
+    half = [normal(2, 40, width, seed=width).bfloat16() for width in widths]
+    rates = [normal(VALUE_HEADS).float(), normal(VALUE_HEADS * decays, seed=1).float()]
+    documents = documents_of([17, 40], 40)
+    y, exact = (
+        delta_scan(*inputs, *rates, documents, key_head_dim=KEY_DIM, value_head_dim=VALUE_DIM)[0]
+        for inputs in (half, [x.float() for x in half])
+    )
+    assert exact.dtype == torch.float32
+    assert torch.equal(y, exact.bfloat16())
 
 
 # fla

@@ -115,7 +115,10 @@ def test_bf16_is_near_fp32(tiny: Model) -> None:
         exact = model(tokens, documents)
         half = model.bfloat16()(tokens, documents)
     assert half.dtype == torch.bfloat16
-    assert (half.float() - exact).abs().max() < 0.02 * float(exact.abs().max())
+    # With heads of four channels, products of queries and keys cancel, so the norm of the outputs
+    # magnifies the rounding of q, k and v (fla's rule gives the same error); silu would damp it.
+    magnifies = any(getattr(o, "gate", None) == "sigmoid" for o in tiny.config.operators.values())
+    assert (half.float() - exact).norm() < (0.03 if magnifies else 0.012) * exact.norm()
 
 
 @pytest.mark.parametrize("mode", ["operator", "block"])

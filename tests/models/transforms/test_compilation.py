@@ -21,7 +21,8 @@ from headrace.models.transforms.compilation import compile_blocks, find_eager_op
 from headrace.models.transforms.fp8 import quantize
 
 CPU = torch.device("cpu")
-ATTENTION = ("few", "narrow", "block")
+ATTENTION = ("few", "narrow", "block", "mla")
+EXPERTS = ("moe", "deepseek", "oss")
 PACKINGS: list[list[int] | None] = [None, [3, 6, 9, 12], [20], [1, 2, 4, 5, 7, 8, 10]]
 """First tokens of the documents after the first of a row; None: each row is one document."""
 
@@ -113,12 +114,13 @@ def test_the_number_of_documents_makes_no_graph() -> None:
     graph = torch.compile(
         lambda spans: spans.ends.sum() * spans.longest, backend="eager", dynamic=False
     )
-    for starts in ([8], [8, 16], [4, 8, 12, 20]):
-        ends = torch.tensor([0, *starts, 32])
-        documents = Documents.build(ends, (1, 32))
+    for starts, empty in (([8], 0), ([8, 16], 1), ([4, 8, 12, 20], 3)):
+        ends = [0, *starts, 32]
+        documents = Documents.build(torch.tensor(ends), (1, 32))
         documents.prepare([], spans=True, compiled=True)
         spans = documents.spans()
-        assert graph(spans) == ends.sum() * spans.longest
+        assert spans.ends.tolist() == ends + empty * [32]
+        assert graph(spans) == (sum(ends) + empty * 32) * spans.longest
     assert graphs() == 2  # documents of more than 16 tokens, and shorter ones
 
 
@@ -187,11 +189,11 @@ def test_an_untraced_part_that_is_not_named_is_an_error(monkeypatch: pytest.Monk
         (Axes(context=Axis(None, 0, 2)), {"free", "waves"}),
         (Axes(context=Axis(None, 0, 2), hyena_li="a2a"), {"free", "waves", "li"}),
         (Axes(context=Axis(None, 0, 2), attention="ring"), {"free", "waves", *ATTENTION}),
-        (Axes(experts=Axis(None, 0, 2)), {"waves", "moe"}),
+        (Axes(experts=Axis(None, 0, 2)), {"waves", *EXPERTS}),
     ],
 )
 def test_operators_that_are_left_out(axes: Axes, names: set[str]) -> None:
     model = model_of(name="every")
     assert set(find_eager_operators(model, axes, CPU)) == names
-    on_gpu = {"moe", *ATTENTION} & names
+    on_gpu = {*EXPERTS, *ATTENTION} & names
     assert set(find_eager_operators(model, axes, torch.device("cuda"))) == on_gpu
