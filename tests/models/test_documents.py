@@ -40,7 +40,11 @@ def test_spans_are_the_documents(case: tuple[Documents, list[int], int, int]) ->
     documents, edges, rows, length = case
     ends = sorted({*edges, *range(0, rows * length, length)})
     spans = documents.spans()
-    assert spans.ends.tolist() == ends and spans.ends.dtype == torch.int32
+    documents_and_empty = spans.ends.tolist()
+    count = len(documents_and_empty) - 1
+    assert documents_and_empty == ends + (count + 1 - len(ends)) * [rows * length]
+    assert len(ends) - 1 <= count < 2 * (len(ends) - 1) and count.bit_count() == 1
+    assert spans.ends.dtype == torch.int32
     longest = max(b - a for a, b in pairwise(ends))
     assert longest <= spans.longest < 2 * longest and spans.longest.bit_count() == 1
     assert documents.packed == (len(ends) > rows + 1)

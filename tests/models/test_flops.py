@@ -65,8 +65,8 @@ class Lasting(EngineMemory):
 
 
 PRODUCTS_ONLY = {
-    "mha", "gqa", "window", "llama3", "mamba2", "mamba2-groups", "se", "mr-direct",
-    "mr-toeplitz", "mr-heads", "hyena-mlp", "hyena-mlp-savanna",
+    "mha", "gqa", "gated", "window", "llama3", "mamba2", "mamba2-groups", "mamba2-plain", "se",
+    "mr-direct", "mr-toeplitz", "mr-heads", "hyena-mlp", "hyena-mlp-savanna",
 }  # fmt: skip
 """Operators whose operations are all products that torch counts."""
 
