@@ -43,6 +43,8 @@ LAYOUTS = {
 """Layouts by name. All but `bf16` compute in fp32."""
 
 LENGTHS = {
+    "tiny-deepseek": 32,
+    "tiny-delta": 32,
     "tiny-hybrid": 64,
     "tiny-mamba": 32,
     "tiny-moe": 32,
@@ -55,6 +57,8 @@ tiny-hybrid cover all 128 taps of its filters in the second phase."""
 
 BASE = ("one", "tp2", "cp2", "zero3", "fsdp2")
 SHORT = {
+    "tiny-deepseek": ("one",),
+    "tiny-delta": ("one", "cp2"),
     "tiny-hybrid": (*BASE, "dp2tp2", "cp2tp2", "bf16"),
     "tiny-mamba": (*BASE, "cp2tp2"),
     "tiny-moe": (*BASE, "dp2tp2"),
