@@ -83,15 +83,17 @@ class RMSNorm(nn.Module):
 
     def plain(self, x: Tensor) -> Tensor:
         """The kernel's twin: the norm of x [..., width]."""
-        return self.divide(x, widen(x).square().mean(-1, keepdim=True))
+        wide = widen(x)
+        return self.divide(wide, wide.square().mean(-1, keepdim=True), x.dtype)
 
-    def divide(self, x: Tensor, mean_square: Tensor) -> Tensor:
-        """Return the norm of x [..., channels] with a given mean square [..., 1]."""
+    def divide(self, wide: Tensor, mean_square: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the norm of x [..., channels], which its backward pass keeps once, widened, with a
+        given mean square [..., 1]."""
         if self.eps_outside:
-            normed = widen(x) / (mean_square.sqrt() + self.eps)
+            normed = wide / (mean_square.sqrt() + self.eps)
         else:
-            normed = widen(x) * torch.rsqrt(mean_square + self.eps)
-        return self.gain * normed.to(x.dtype)
+            normed = wide * torch.rsqrt(mean_square + self.eps)
+        return self.gain * normed.to(dtype)
 
 
 class GatedRMSNorm(nn.Module):
@@ -167,10 +169,14 @@ def norm_divided(
     for all: the sums of their squares."""
     if axis.size == 1:
         return tuple(norm(x) for norm, x in zip(norms, inputs, strict=True))
-    sums = [widen(x).square().sum(-1, keepdim=True) for x in inputs]
+    wides = [widen(x) for x in inputs]
+    sums = [wide.square().sum(-1, keepdim=True) for wide in wides]
     widths = [x.shape[-1] * axis.size for x in inputs]
     means = [s / width for s, width in zip(reduce(torch.stack(sums), axis), widths, strict=True)]
-    return tuple(norm.divide(x, mean) for norm, x, mean in zip(norms, inputs, means, strict=True))
+    return tuple(
+        norm.divide(wide, mean, x.dtype)
+        for norm, wide, mean, x in zip(norms, wides, means, inputs, strict=True)
+    )
 
 
 Norm = RMSNorm | LayerNorm

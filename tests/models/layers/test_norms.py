@@ -41,3 +41,18 @@ def test_half_precision_is_normalised_in_fp32() -> None:
     y = norm.bfloat16()(x)
     exact = x.double() / x.double().square().mean(-1, keepdim=True).sqrt()
     assert ((y.double() - exact).abs() <= exact.abs() * 2**-8).all()
+
+
+def test_the_twin_keeps_one_widened_copy() -> None:
+    kept: set[int] = set()
+    norm = RMSNorm(16, 1e-5, kernel="torch")
+    x = torch.randn(3, 16).bfloat16().requires_grad_()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype == torch.float32 and tensor.shape == x.shape:
+            kept.add(tensor.data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        norm(x)
+    assert len(kept) == 1
