@@ -316,9 +316,9 @@ def _lags(block: int, sign: int, device: torch.device) -> Tensor:
 
 
 def _negative_lengths(chunk: int, last_chunk: int, device: torch.device) -> Tensor:
-    """Return −chunk and −last_chunk, fp32 [2, 1, 1]."""
-    lengths = torch.tensor([-chunk, -last_chunk], dtype=torch.float32)
-    return lengths.to(device).view(2, 1, 1)
+    """Return −chunk and −last_chunk, fp32 [2, 1, 1], without a copy from the host."""
+    index = torch.arange(2, device=device, dtype=torch.float32).view(2, 1, 1)
+    return index * (chunk - last_chunk) - chunk
 
 
 def _padded_modes(modes: int) -> int:
