@@ -28,7 +28,9 @@ OWN_PROCESSES = {
 }
 """They read pickles that another process of the same command wrote into a private folder or a
 pipe."""
-
+AS_DATA = {"models/conversion/pickles.py"}
+"""Their unpickler builds tensors and containers alone; a test plants code in a file
+(test_savanna_checkpoints.py)."""
 
 SAFE_LOADERS = ("_loader()", "yaml.SafeLoader", "yaml.CSafeLoader")
 """Loaders of YAML that make no objects; `_loader` returns a subclass of them."""
@@ -78,7 +80,7 @@ def test_nothing_reads_a_file_that_may_run_code() -> None:
         f"{file.relative_to(ROOT)}:{line} {name}"
         for folder in FOLDERS
         for file in sorted((ROOT / folder).rglob("*.py"))
-        if str(file.relative_to(ROOT)) not in OWN_PROCESSES
+        if str(file.relative_to(ROOT)) not in OWN_PROCESSES | AS_DATA
         for line, name in calls_that_run_code(file.read_text())
     ]
     assert wrong == []

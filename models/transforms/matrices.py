@@ -56,6 +56,6 @@ def _projections(owner: Operator | SharedCall) -> dict[str, tuple[int, ...]]:
             continue
         if isinstance(module, SplitLinear):
             rows[f"{path}.weight"] = tuple(module.parts.values())
-        elif isinstance(module, nn.Linear):
+        elif isinstance(module, nn.Linear) and len(module.weight) > 1:  # a single row is a vector
             rows[f"{path}.weight"] = (len(module.weight),)
     return rows
