@@ -79,6 +79,15 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = inner or error.__cause__ or error.__context__
 
 
+def _requested_urls(error: BaseException) -> Iterator[str]:
+    """Yield the URLs that an HTTP library names beside its errors, not in their texts."""
+    for cause in _causes(error):
+        try:
+            yield str(cause.request.url)  # type: ignore[attr-defined]
+        except (AttributeError, RuntimeError):
+            continue
+
+
 def storage_error(verb: str, url: str, error: Exception) -> StorageError:
     """Return the user error for a failed operation on a file or object."""
     kind: type[StorageError] = StorageError
@@ -86,7 +95,7 @@ def storage_error(verb: str, url: str, error: Exception) -> StorageError:
     status, code = read_response(error)
     local = "://" not in url or url.startswith("file://")
     if is_unknown_host(error):
-        host = HOST.search(f"{error} {url}")
+        host = HOST.search(" ".join([str(error), *_requested_urls(error), url]))
         reason = f"there is no host {host[1]}" if host else "there is no such host"
         hint = "check the URL, the endpoint of its store (AWS_ENDPOINT_URL) and the network"
     elif refuses_connections(error):
