@@ -19,7 +19,7 @@ from ..audit.auditor import trace_views
 from .answers import DocumentAnswer, Exposure, SourceAnswer
 from .lineage import Lineage, ServedRows
 from .pieces import find_pieces
-from .request import Match, Request
+from .request import DocumentRequest, Match
 
 BLOCK_DOCUMENTS = 4096
 """Documents searched together."""
@@ -29,7 +29,7 @@ BLOCK_DOCUMENTS = 4096
 class Finder:
     """Searches lineages; a dataset that several runs read is opened and searched once."""
 
-    request: Request
+    request: DocumentRequest
     source_name: str | None = None
     """The only source to search; None: all."""
     matched_keys: set[str] = field(default_factory=set)

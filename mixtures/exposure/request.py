@@ -30,7 +30,7 @@ class Match(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Request:
+class DocumentRequest:
     """Documents to search for."""
 
     ids: frozenset[str]
@@ -61,7 +61,7 @@ class Request:
         return [matches[number] for number in sorted(matches)]
 
 
-def parse_request(documents: Sequence[str], texts: Sequence[str]) -> Request:
+def parse_request(documents: Sequence[str], texts: Sequence[str]) -> DocumentRequest:
     """Parse ids, numbers (`number:17`), and files with lists of ids; read the files of texts."""
     ids: set[str] = set()
     numbers: list[int] = []
@@ -72,7 +72,9 @@ def parse_request(documents: Sequence[str], texts: Sequence[str]) -> Request:
             ids.update(read_ids(word))
         else:
             ids.update(id for id in word.split(",") if id)
-    return Request(frozenset(ids), tuple(dict.fromkeys(numbers)), tuple(map(_read_text, texts)))
+    return DocumentRequest(
+        frozenset(ids), tuple(dict.fromkeys(numbers)), tuple(map(_read_text, texts))
+    )
 
 
 def _is_file(word: str) -> bool:

@@ -72,10 +72,10 @@ def verify(file: str, run: str | None, data: str | None, trust: str | None, as_j
 
     More: docs/mixtures.md, section Prove
     """
-    from .proof import Proof
+    from .proof import DocumentProof
     from .verify import verify_proof
 
-    proof = Proof.load(file)
+    proof = DocumentProof.load(file)
     verify_proof(proof, run=run, data=data, trusted=trust)
     answer, exposures = proof.answer, proof.answer["exposures"]
     rows = sorted({exposure["row"] for exposure in exposures})

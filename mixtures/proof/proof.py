@@ -39,7 +39,7 @@ class ProvenStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class DocumentProof:
     """Where a document stood in a run."""
 
     run: str
@@ -69,7 +69,7 @@ class Proof:
         return len(content)
 
     @classmethod
-    def load(cls, file: str) -> Proof:
+    def load(cls, file: str) -> DocumentProof:
         hint = "ask for the proof again"
         data = unseal(file, storage.read(file), hint=hint, version=VERSION)
         try:
@@ -85,7 +85,7 @@ class Proof:
             raise IntegrityError(f"{file} is no whole proof: {error!r:.200}", hint=hint) from None
 
 
-def prove_document(run: str, document: str, source_name: str | None) -> Proof:
+def prove_document(run: str, document: str, source_name: str | None) -> DocumentProof:
     """Prove where a document stood: an id in the corpus, or `number:N`."""
     opened = open_run(run)
     assert opened.ledger is not None
@@ -97,7 +97,7 @@ def prove_document(run: str, document: str, source_name: str | None) -> Proof:
     answer = answer_document(served, run, source.name, dataset, match)
     auditor = Auditor(opened)
     steps = sorted({exposure.step for exposure in answer.exposures})
-    return Proof(
+    return DocumentProof(
         run=run,
         plan=opened.plan.hash,
         step=newest.step,

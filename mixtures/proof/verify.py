@@ -21,11 +21,15 @@ from ..exposure.lineage import ServedRows
 from ..exposure.request import Match
 from ..planning.branch_point import PLAN
 from .chunks import ProvenDataset
-from .proof import Proof, ProvenStep, answer_document
+from .proof import DocumentProof, ProvenStep, answer_document
 
 
 def verify_proof(
-    proof: Proof, *, run: str | None = None, data: str | None = None, trusted: str | None = None
+    proof: DocumentProof,
+    *,
+    run: str | None = None,
+    data: str | None = None,
+    trusted: str | None = None,
 ) -> None:
     """Check a proof; raise IntegrityError if it does not hold.
 
@@ -53,7 +57,7 @@ def verify_proof(
         _check_step(plan, file, step)
 
 
-def _check_answer(proof: Proof, served: ServedRows, url: str) -> None:
+def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
     """Compute the answer again from the proof's chunks."""
     answer = proof.answer
     sources = {source.name: source for source in served.plan.sources}

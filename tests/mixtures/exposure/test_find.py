@@ -24,7 +24,7 @@ from headrace.mixtures.cli import main
 from headrace.mixtures.exposure.answers import DocumentAnswer, Exposure, SourceAnswer
 from headrace.mixtures.exposure.find import Finder
 from headrace.mixtures.exposure.lineage import open_lineages
-from headrace.mixtures.exposure.request import Request, parse_request
+from headrace.mixtures.exposure.request import DocumentRequest, parse_request
 
 COUNTS = {"web": 120, "code": 90}
 WEIGHTS = (1.0, 0.0, 0.25)
@@ -100,8 +100,10 @@ def walk(plan: Plan) -> Places:
     return places
 
 
-def answers(*runs: object, request: Request | None = None, source: str | None = None) -> list:
-    everything = Request(frozenset(f"id-{n}" for n in range(200)))
+def answers(
+    *runs: object, request: DocumentRequest | None = None, source: str | None = None
+) -> list:
+    everything = DocumentRequest(frozenset(f"id-{n}" for n in range(200)))
     finder = Finder(request or everything, source)
     return [
         answer

@@ -19,7 +19,7 @@ from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.cli import main
-from headrace.mixtures.proof.proof import Proof, ProvenStep, prove_document
+from headrace.mixtures.proof.proof import DocumentProof, ProvenStep, prove_document
 from headrace.mixtures.proof.verify import verify_proof
 
 STEPS = 8
@@ -31,9 +31,9 @@ class Published:
 
     run: Path
     data: Path
-    proof: Proof
+    proof: DocumentProof
 
-    def verify(self, proof: Proof | None = None, *, trusted: str | None = None) -> None:
+    def verify(self, proof: DocumentProof | None = None, *, trusted: str | None = None) -> None:
         run, data = str(self.run), str(self.data)
         verify_proof(proof or self.proof, run=run, data=data, trusted=trusted)
 
@@ -80,33 +80,33 @@ def test_a_proof_holds_without_shards(published: Published, tmp_path: Path) -> N
     published.verify()
     published.verify(trusted=published.proof.commitment)
     published.proof.save(str(tmp_path / "p.json"))
-    assert Proof.load(str(tmp_path / "p.json")).answer == published.proof.answer
+    assert DocumentProof.load(str(tmp_path / "p.json")).answer == published.proof.answer
     with pytest.raises(IntegrityError, match="holds for the commitment"):
         published.verify(trusted="0" * 64)
 
 
-def moved_row(proof: Proof) -> Proof:
+def moved_row(proof: DocumentProof) -> DocumentProof:
     first, *exposures = proof.answer["exposures"]
     return replace(proof, answer=proof.answer | {"exposures": [first | {"row": 0}, *exposures]})
 
 
-def with_step(proof: Proof, **changes: object) -> Proof:
+def with_step(proof: DocumentProof, **changes: object) -> DocumentProof:
     first, *steps = proof.steps
     return replace(proof, steps=(ProvenStep(**(vars(first) | changes)), *steps))  # type: ignore[arg-type]
 
 
-def flipped_chunk(proof: Proof) -> Proof:
+def flipped_chunk(proof: DocumentProof) -> DocumentProof:
     [(shard, chunks)] = proof.chunks.items()
     damaged = chunks[0].copy()
     damaged[100] ^= 1
     return replace(proof, chunks={shard: {**chunks, 0: damaged}})
 
 
-def without_exposures(proof: Proof) -> Proof:
+def without_exposures(proof: DocumentProof) -> DocumentProof:
     return replace(proof, answer=proof.answer | {"exposures": []}, steps=())
 
 
-FALSE: dict[str, tuple[Callable[[Proof], Proof], str]] = {
+FALSE: dict[str, tuple[Callable[[DocumentProof], DocumentProof], str]] = {
     "another row": (moved_row, "another thing on the document's exposures"),
     "absence": (without_exposures, "another thing on the document's exposures"),
     "another document": (
