@@ -35,7 +35,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice, op
-from headrace.models.kernels.launch import Launcher
+from headrace.models.kernels.launch import KernelLauncher
 from headrace.models.layers import linear
 from headrace.models.model.model import initial_weights
 from headrace.models.operators import attention
@@ -98,9 +98,9 @@ def empty_launches() -> Iterator[list[str]]:
     from triton.runtime.jit import JITFunction
 
     launches: list[str] = []
-    launch = Launcher.launch
+    launch = KernelLauncher.launch
 
-    def count(launcher: Launcher, *args: Any, **options: Any) -> None:
+    def count(launcher: KernelLauncher, *args: Any, **options: Any) -> None:
         launches.append(launcher.program.__name__)
         launch(launcher, *args, **options)
 
@@ -115,7 +115,7 @@ def empty_launches() -> Iterator[list[str]]:
     driver.set_active(_Driver())
     with ExitStack() as patched:
         for owner, name, value in (
-            (Launcher, "launch", count),
+            (KernelLauncher, "launch", count),
             (JITFunction, "_do_compile", compile_nothing),
             (choice, "find_device_problem", lambda _: None),
             (op, "find_device_problem", lambda _: None),

@@ -24,7 +24,7 @@ MIXERS |= {"mamba": "mamba", "attention": "attention"}
 """Words of transformers 5.24, then those of the published files, which are written."""
 
 
-class OptionalRotary(Rotary):
+class GraniteRotary(Rotary):
     """Rotary positions if `position_embedding_type` says so."""
 
     def read(self, settings: Mapping[str, Any]) -> Rope | None:  # type: ignore[override]
@@ -95,7 +95,7 @@ GRANITE = Decoder(
                 **RESIDUAL,
                 "heads": "num_attention_heads",
                 "kv_heads": KV_HEADS,
-                "rope": OptionalRotary(),
+                "rope": GraniteRotary(),
                 "softmax_scale": Computed(
                     lambda settings: settings.get("attention_multiplier", 1.0),
                     lambda value, options, width: {

@@ -28,12 +28,12 @@ class Programs:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
         if _is_compiled(value):
-            value = Launcher(value)
+            value = KernelLauncher(value)
         setattr(self, name, value)
         return value
 
 
-class Launcher:
+class KernelLauncher:
     """Launches a program like Triton's JITFunction, which it asks for what it has not seen."""
 
     def __init__(self, program: Any) -> None:

@@ -52,7 +52,7 @@ class PricedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRun:
+class RunFacts:
     """What a run's folder knows."""
 
     model: ModelConfig
@@ -62,14 +62,14 @@ class StoredRun:
     """Median of the busiest rank's tokens over their mean; None if no step has split experts."""
 
 
-def read_stored_run(root: str) -> StoredRun:
+def read_stored_run(root: str) -> RunFacts:
     from ...trainer.run.stored import read_run
 
     folder = RunFolder(root)
     job = read_run(folder)
     metrics = lines.read(folder.metrics) if folder.metrics.exists() else ()
     loads = [entry["expert_load"] for entry in metrics if entry.get("expert_load")]
-    return StoredRun(
+    return RunFacts(
         model=job.model,
         run=job.run,
         phases=job.plan.phases,

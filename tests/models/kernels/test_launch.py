@@ -17,7 +17,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from headrace.models.kernels import launch
-from headrace.models.kernels.launch import Launcher, Programs
+from headrace.models.kernels.launch import KernelLauncher, Programs
 
 
 @triton.jit
@@ -89,7 +89,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 
 def mismatches(notes: list[Any]) -> int:
     """Launch all calls in turn, by headrace and by Triton; count what differs."""
-    launcher, differences = Launcher(program), 0
+    launcher, differences = KernelLauncher(program), 0
     for _ in range(2):  # the second time, programs are known
         for arguments, constants in CALLS:
             notes.clear()
@@ -123,7 +123,7 @@ def test_a_key_that_says_less_takes_a_wrong_program(
 
 
 def test_each_device_has_its_programs(notes: list[Any]) -> None:
-    launcher = Launcher(program)
+    launcher = KernelLauncher(program)
     for device in (0, 1, 0):
         with mock.patch.object(Driver, "device", device):
             launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
@@ -132,7 +132,7 @@ def test_each_device_has_its_programs(notes: list[Any]) -> None:
 
 
 def test_whoever_replaces_tritons_run_sees_every_launch(notes: list[Any]) -> None:
-    launcher, seen = Launcher(program), mock.Mock(return_value=None)
+    launcher, seen = KernelLauncher(program), mock.Mock(return_value=None)
     launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
     with mock.patch.object(JITFunction, "run", lambda *_, **__: seen()):
         launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
@@ -149,7 +149,7 @@ def test_whoever_replaces_tritons_run_sees_every_launch(notes: list[Any]) -> Non
 
 
 def test_launches_that_always_differ_do_not_fill_the_memory(notes: list[Any]) -> None:
-    launcher = Launcher(program)
+    launcher = KernelLauncher(program)
     with mock.patch.object(launch, "MAX_PROGRAMS", 4):
         for size in range(20):
             launcher[(1,)](X, X, size, 1, 1.0, LOOP=1)
@@ -160,6 +160,6 @@ def test_programs_of_a_module() -> None:
     from headrace.models.kernels.programs import glu
 
     programs = Programs(glu)
-    assert isinstance(programs.glu_forward, Launcher)
+    assert isinstance(programs.glu_forward, KernelLauncher)
     assert programs.glu_forward is programs.glu_forward
     assert programs.tl is glu.tl

@@ -32,7 +32,7 @@ Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Launch:
+class DeviceLaunch:
     """A program on the device, or an operation on the CPU."""
 
     owner: str
@@ -95,7 +95,7 @@ def attribute(events: Iterable[Event], steps: int) -> Attribution:
         return Attribution(0.0, 0.0, ())
     first = min(launch.start for launch in launches)
     span = max(launch.end for launch in launches) - first
-    by_owner: defaultdict[str, list[Launch]] = defaultdict(list)
+    by_owner: defaultdict[str, list[DeviceLaunch]] = defaultdict(list)
     for launch in launches:
         by_owner[launch.owner].append(launch)
     operations = [
@@ -111,7 +111,7 @@ def attribute(events: Iterable[Event], steps: int) -> Attribution:
     return Attribution(span / 1e3 / steps, 1 - busy / span if span else 0.0, operations)
 
 
-def _launches(timed: Sequence[Event]) -> Iterator[Launch]:
+def _launches(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
     """Yield the programs that the traced steps launched. The device may still run those of an
     earlier step: their calls are not in the trace."""
     callers = {
@@ -123,10 +123,10 @@ def _launches(timed: Sequence[Event]) -> Iterator[Launch]:
         correlation = event.get("args", {}).get("correlation")
         if event.get("cat") in DEVICE and correlation in callers:
             owner = _name_owner(callers[correlation], event["name"])
-            yield Launch(owner, event["ts"], event["ts"] + event["dur"], event["dur"])
+            yield DeviceLaunch(owner, event["ts"], event["ts"] + event["dur"], event["dur"])
 
 
-def _operations(timed: Sequence[Event]) -> Iterator[Launch]:
+def _operations(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
     """Yield the operations on the CPU, each with the time that no operation within it takes."""
     inner: defaultdict[int, float] = defaultdict(float)
     operations = []
@@ -139,7 +139,7 @@ def _operations(timed: Sequence[Event]) -> Iterator[Launch]:
     for event, names in operations:
         owner = _name_owner([*names, event["name"]], event["name"])
         own = event["dur"] - inner[id(event)]
-        yield Launch(owner, event["ts"], event["ts"] + event["dur"], own)
+        yield DeviceLaunch(owner, event["ts"], event["ts"] + event["dur"], own)
 
 
 def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
