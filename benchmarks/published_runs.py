@@ -140,12 +140,12 @@ class Run:
 
 @cache
 def runs() -> tuple[Run, ...]:
-    found = []
+    published = []
     for row in yaml.safe_load(FILE.read_text()):
         row["group"], row["name"] = row.pop("source"), row.pop("run")
         row.pop("memory_gib", None)
-        found.append(Run(**row))
-    return tuple(found)
+        published.append(Run(**row))
+    return tuple(published)
 
 
 def refusal(run: Run) -> str | None:
@@ -240,14 +240,14 @@ def errors(run: Run) -> Mapping[int, Sequence[float]]:
     interpolated.
     """
     layout, knots = PublishedLayout(run), RATES[::10] + RATES[-1:]
-    found = {}
+    predictions = {}
     for factor in FACTORS:
         seconds = [layout.step(rate, factor) for rate in knots]
-        found[factor] = [
+        predictions[factor] = [
             interpolate(1 / rate, [1 / knot for knot in knots], seconds) / run.seconds - 1
             for rate in RATES
         ]
-    return found
+    return predictions
 
 
 def interpolate(x: float, falling: Sequence[float], values: Sequence[float]) -> float:

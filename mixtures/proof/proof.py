@@ -131,23 +131,25 @@ def _find_document(
     """Find the only document of this id or number."""
 
     request = parse_request((document,), ())
-    found = []
+    candidates = []
     for source in opened.plan.sources:
         if source_name not in (None, source.name):
             continue
         dataset = open_pinned(
             source.url, hash=source.dataset, generations=source.generations, name=source.name
         )
-        found += [(source, match) for match in request.match(dataset)]
-    if len(found) != 1:
-        places = ", ".join(f"{match.number} of {source.name}" for source, match in found)
+        candidates += [(source, match) for match in request.match(dataset)]
+    if len(candidates) != 1:
+        places = ", ".join(f"{match.number} of {source.name}" for source, match in candidates)
         raise PlanError(
-            f"the sources hold {len(found)} documents {document}: {places}"
-            if found
+            f"the sources hold {len(candidates)} documents {document}: {places}"
+            if candidates
             else f"no source of the plan has a document {document}",
-            hint="a proof is about one document: give --source, or number:N" if found else None,
+            hint="a proof is about one document: give --source, or number:N"
+            if candidates
+            else None,
         )
-    return found[0]
+    return candidates[0]
 
 
 def _prove_step(auditor: Auditor, number: int) -> ProvenStep:

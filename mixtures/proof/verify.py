@@ -74,8 +74,8 @@ def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
     for name, value in computed.items():
         if value != answer.get(name):
             raise IntegrityError(
-                f"the proof says another thing on the document's {name}: "
-                f"{answer.get(name)!r:.200}; by the plan and the tables: {value!r:.200}"
+                f"the document's {name} in the proof is {answer.get(name)!r:.200}; by the plan and "
+                f"the tables it is {value!r:.200}"
             )
 
 

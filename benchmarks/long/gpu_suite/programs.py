@@ -58,7 +58,7 @@ def list_suite() -> Iterator[tuple[str, list[Any], list[str]]]:
         plan = AttestationPlan(calls=calls, longest=max(run.lengths))
         yield (f"trainer run, {run.name}", *list_launches(config, shapes, plan=plan))
     sizes = Sizes(dry=False)
-    steps = {(each.model, each.rows, each.tokens, each.precision) for each in lines()}
+    steps = {(line.model, line.rows, line.tokens, line.precision) for line in lines()}
     for name, rows, tokens, precision in sorted(steps):
         shape = Shape(rows=rows, seq_len=tokens, precision=PRECISIONS[precision], device="cuda")
         label = f"{name}, {rows} x {tokens} tokens, {precision}"
@@ -138,7 +138,7 @@ def main() -> int:
             print(f"  not known before the launch: {reason}", flush=True)
     programs = list_programs(list(launches), options.arch)
     if options.names:
-        names = sorted({name_program(each.source, each.settings) for each in programs})
+        names = sorted({name_program(program.source, program.settings) for program in programs})
         options.names.write_text("\n".join(names))
         return 0
     missing = [

@@ -107,11 +107,11 @@ def without_exposures(proof: DocumentProof) -> DocumentProof:
 
 
 FALSE: dict[str, tuple[Callable[[DocumentProof], DocumentProof], str]] = {
-    "another row": (moved_row, "another thing on the document's exposures"),
-    "absence": (without_exposures, "another thing on the document's exposures"),
+    "another row": (moved_row, "the document's exposures in the proof is"),
+    "absence": (without_exposures, "the document's exposures in the proof is"),
     "another document": (
         lambda proof: replace(proof, answer=proof.answer | {"id": "id-999"}),
-        "another thing on the document's id",
+        "the document's id in the proof is",
     ),
     "another digest": (
         lambda proof: with_step(proof, digests="0" + proof.steps[0].digests[1:]),
