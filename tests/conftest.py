@@ -50,6 +50,16 @@ def _no_process_group_is_left() -> Iterator[None]:
     assert distributed is None or not distributed.is_initialized()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _signals_keep_their_handlers() -> Iterator[None]:
+    """Fail a module that leaves a handler behind: a signal would end the tests of another module
+    with the exit code of a run."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield
+    assert [signal.getsignal(number) for number in numbers] == handlers
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """End a test when the threads of its loaders have ended, before its fixtures do: a thread that

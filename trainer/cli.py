@@ -126,7 +126,8 @@ def run(
     from .cluster.end import PlainEnd
 
     # Before torch is imported, which takes seconds.
-    stop_request, end = ranks.handle_stop_signals(), PlainEnd()
+    stop_request = click.get_current_context().with_resource(ranks.handle_stop_signals())
+    end = PlainEnd()
     from .launch import template
     from .run.request import RunRequest
     from .run.resolve import is_readable, resolve
@@ -178,7 +179,8 @@ def resume(
     from .cluster import ranks
     from .cluster.end import PlainEnd
 
-    stop_request, end = ranks.handle_stop_signals(), PlainEnd()
+    stop_request = click.get_current_context().with_resource(ranks.handle_stop_signals())
+    end = PlainEnd()
     from .folders.folder import RunFolder
     from .launch import template
     from .run.resolve import load

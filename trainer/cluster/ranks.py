@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 85
 """Exit code for a run that saved and stopped early: start it again."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that ask a run to save and stop."""
 
 STORE_FD, LOCK_FD = "HEADRACE_STORE_FD", "HEADRACE_LOCK_FD"
 """Rank 0's environment variables with its descriptors for the store's socket and the run's lock."""
@@ -71,7 +73,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -92,9 +94,17 @@ class StopBeforeRanks(StopRequest):
         sys.exit(INTERRUPTED)
 
 
-def handle_stop_signals() -> StopRequest:
-    """Handle SIGTERM and SIGUSR1 from now on, in the command that starts a run."""
-    return StopRequest() if is_rank() else StopBeforeRanks()
+@contextlib.contextmanager
+def handle_stop_signals() -> Iterator[StopRequest]:
+    """Handle SIGTERM and SIGUSR1 in the command that starts a run. A rank keeps its handlers until
+    it has ended: a signal after its last step must not change its exit code."""
+    previous_handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        yield StopRequest() if is_rank() else StopBeforeRanks()
+    finally:
+        if not is_rank():
+            for number, handler in previous_handlers.items():
+                signal.signal(number, handler)
 
 
 @dataclass

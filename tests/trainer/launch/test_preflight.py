@@ -27,7 +27,6 @@ from headrace.console.errors import (
 from headrace.models.kernels import choice
 from headrace.models.layers.attention import flash4
 from headrace.trainer.accounting.describe import describe, eager_operators, lines
-from headrace.trainer.cluster.ranks import StopRequest
 from headrace.trainer.launch import preflight as checks
 from headrace.trainer.launch import start
 from headrace.trainer.launch.kernels import attention, scans
@@ -199,7 +198,7 @@ def test_a_missing_compiler_is_named_before_the_start(
     words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
     found = ask("engine.compile=true")
     with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
-        start.start(found, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
+        start.start(found, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
     assert "CXX" in str(caught.value.hint)
     assert not found.folder.root.exists()
     checks.check_machine(ask("engine.compile=true", "engine.compile_backend=aot_eager"))
@@ -220,7 +219,7 @@ def test_what_kernels_need_is_named_before_the_start(
         monkeypatch.setattr(torch.cuda, name, lambda *_, v=value: v)
     job = ask("device=cuda", "precision=bf16")
     with pytest.raises(MissingError, match=r"a C compiler .* no /nowhere/cc") as caught:
-        start.start(job, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
+        start.start(job, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
     assert caught.value.hint == "apt-get install gcc" and not job.folder.root.exists()
     plain = [f"model.{key}kernel=torch" for key in ("", "operators.attention.", "operators.glu.")]
     checks.check_machine(ask("device=cuda", "precision=bf16", *plain, model="tiny-transformer"))
@@ -312,7 +311,7 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     found = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, StartOptions(), StopRequest(), mock.Mock(), mock.Mock())
+        start.start(found, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
     assert not found.folder.root.exists()
     with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
         checks.check_disk(found)

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from headrace.trainer.checkpoints import store
-from headrace.trainer.cluster.ranks import INTERRUPTED, StopRequest
+from headrace.trainer.cluster.ranks import INTERRUPTED
 from headrace.trainer.launch import start
 from headrace.trainer.launch.options import StartOptions
 
@@ -20,7 +20,7 @@ def test_a_stop_before_the_first_step_is_no_failure(
     """If a scheduler stops the ranks while they start, the exit code asks for another start."""
     monkeypatch.setattr(start.launcher.Launcher, "run", lambda self: INTERRUPTED)
     job = ask()
-    assert start.start(job, StartOptions(), StopRequest(), Mock(), Mock()) == INTERRUPTED
+    assert start.start(job, StartOptions(), Mock(), Mock(), Mock()) == INTERRUPTED
     assert "stopped before the first step" in capsys.readouterr().err
     assert start.describe_outcome(job, INTERRUPTED)["step"] == 0
 
@@ -39,7 +39,7 @@ def test_a_start_killed_while_adopting_checkpoints_can_be_repeated(
         start.start(
             ask("checkpoints.url=memory://bucket/run"),
             StartOptions(),
-            StopRequest(),
+            Mock(),
             Mock(),
             Mock(),
         )
