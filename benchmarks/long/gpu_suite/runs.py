@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .install import ROOT
+
 if TYPE_CHECKING:
     from headrace.models.config.config import ModelConfig
     from headrace.models.config.options.precision import Precision
@@ -83,9 +85,9 @@ class Run:
 
 SMALLEST = 64
 """Smallest width of a product in FP8: the tiny models' are below the usual one."""
-TINY = ("hybrid", "mamba", "moe", "transformer", "zamba")
+TINY = tuple(sorted(file.stem for file in (ROOT / "configs" / "models").glob("tiny-*.yaml")))
 RUNS = (
-    *(Run(name=f"tiny-{kind} in fp32", model=f"tiny-{kind}") for kind in TINY),
+    *(Run(name=f"{model} in fp32", model=model) for model in TINY),
     Run(name="grouped experts", model="tiny-moe", precision="bf16", bound=2e-2),
     Run(
         name="fp8",
