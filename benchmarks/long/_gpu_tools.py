@@ -25,6 +25,8 @@ METRICS = {
     "Waves Per SM": "waves",
 }
 """Metrics of a launch that a line has, by ncu's names."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables with settings of torch's allocator."""
 LAUNCHES = 8
 """Launches of a backward pass to profile at most: a profiled launch runs many times."""
 
@@ -77,4 +79,6 @@ def sanitizer(tool: str, kernel: str, dry: bool) -> int:
     words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "5"]
     # Each tensor is an allocation of its own: an access past its end is seen.
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    for name in ALLOCATOR:  # with expandable segments the tool fails by itself
+        environment.pop(name, None)
     return subprocess.run([*words, *command], env=environment).returncode

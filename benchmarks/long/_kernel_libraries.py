@@ -151,3 +151,18 @@ def scans(head_dim: int, state_size: int) -> dict[str, Passes]:
         yield "mamba_ssm", mamba_ssm
 
     return installed(find)
+
+
+def deltas(*, by_channel: bool) -> dict[str, Passes]:
+    def find() -> Iterator[tuple[str, Passes]]:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        from fla.ops.kda import chunk_kda
+
+        def fla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Any:
+            if by_channel:
+                return chunk_kda(q, k, v, g, beta, scale=1.0)[0]
+            return chunk_gated_delta_rule(q, k, v, g.squeeze(-1), beta, scale=1.0)[0]
+
+        yield "fla", fla
+
+    return installed(find)

@@ -20,6 +20,7 @@ from headrace.models.attestation.cases.compare import evaluate
 from headrace.models.attestation.plan import AttestationPlan
 from headrace.models.attestation.worker import run_subject
 from headrace.models.config.options.names import Backend, Kernel
+from headrace.models.kernels import NEXT, choice
 from headrace.models.layers.attention.order import Implementation, attention_order
 from headrace.models.model.model import Model
 from headrace.models.transforms.compilation import compile_blocks
@@ -27,6 +28,8 @@ from headrace.models.transforms.compilation import compile_blocks
 from ._kernel_limits import beyond_limits
 from ._kernel_peers import Size, Timed, timed
 
+NEXT_PROGRAMS = "its next programs"
+"""The peer that would take a kernel's place: faster by its binaries, unconfirmed on a device."""
 LENGTHS = {False: (1 << 14, 1 << 15), True: (48,)}
 """Lengths of a model's rows, by whether the run is dry."""
 
@@ -50,7 +53,7 @@ def measured(part: str, name: str, dtype: str, dry: bool) -> int:
         size = Size("cuda", torch.bfloat16, 1 << 17, 4096)
     for key, make in timed(size).items():
         if key.split()[0] == name:
-            (backward if part == "backward" else report)(make(), clock)
+            backward(make(), clock) if part == "backward" else report(name, make(), clock)
     return 0
 
 
@@ -186,16 +189,18 @@ def passes(run: Callable[..., Any], inputs: dict[str, Tensor], clock: Clock) -> 
     )
 
 
-def report(task: Timed, clock: Clock) -> None:
+def report(kernel: str, task: Timed, clock: Clock) -> None:
     """Print our times with their fraction of the device's limit, and a line for each peer."""
+    peers = {**task.peers, **({NEXT_PROGRAMS: task.ours} if kernel in NEXT else {})}
     ours = passes(task.ours, task.inputs, clock)
     times = (
         f"{clock.milliseconds(ours.forward)} forward, {clock.milliseconds(ours.backward)} backward"
     )
     print(f"{task.name}: {times}; {of_the_limit(task, ours, clock)}", flush=True)
-    for name, peer in task.peers.items():
+    for name, peer in peers.items():
         try:
-            theirs = passes(peer, task.inputs, clock)
+            with choice.next_programs([kernel] if name == NEXT_PROGRAMS else []):
+                theirs = passes(peer, task.inputs, clock)
         except Exception as error:
             print(f"  beside {name}: failed: {type(error).__name__}: {error}"[:300])
             continue

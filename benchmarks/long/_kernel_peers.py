@@ -18,6 +18,7 @@ from headrace.models.config.options.names import Kernel
 from headrace.models.config.options.rope import Rope
 from headrace.models.kernels import fft_convolution, gated_rms_norm, linear_cross_entropy, rms_norm
 from headrace.models.layers.convolution import causal_convolution
+from headrace.models.layers.delta.scan import kernel_delta_rule, normalize
 from headrace.models.layers.gated_convolution import gated_convolution, gated_input, gated_modal
 from headrace.models.layers.gated_scan import gated_scan
 from headrace.models.layers.mixed_scan import mixed_scan
@@ -58,6 +59,9 @@ class Size:
         x = torch.randn(shape, device=self.device) * scale
         return x.to(self.dtype).requires_grad_()
 
+    def ones(self, count: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.ones(count, device=self.device, dtype=self.dtype))
+
     def compiled(self, function: Passes) -> Passes:
         """Apply torch.compile; without a GPU, trace only."""
         backend = "inductor" if self.device == "cuda" else "aot_eager"
@@ -85,12 +89,14 @@ def timed(size: Size) -> dict[str, Callable[[], Timed]]:
         "modal": lambda: modals(size),
         "ssd": lambda: ssds(size),
         "selective_scan": lambda: selective_scans(size),
+        "delta": lambda: deltas(size, by_channel=False),
+        "delta by channel": lambda: deltas(size, by_channel=True),
     }
 
 
 def norms(size: Size) -> Timed:
-    module = RMSNorm(size.width, 1e-5, kernel="torch").to(size.device, size.dtype)
-    torch.nn.init.ones_(module.weight)
+    module = RMSNorm(size.width, 1e-5, kernel="torch")
+    module.weight = size.ones(size.width)
     shape = (1, size.length, size.width)
     inputs = {
         "residual": size.normal(*shape),
@@ -112,8 +118,8 @@ def norms(size: Size) -> Timed:
 
 
 def gated_norms(size: Size) -> Timed:
-    module = GatedRMSNorm(size.width, 1e-5, kernel="torch").to(size.device, size.dtype)
-    torch.nn.init.ones_(module.weight)
+    module = GatedRMSNorm(size.width, 1e-5, kernel="torch")
+    module.weight = size.ones(size.width)
     shape = (1, size.length, size.width)
     inputs = {"y": size.normal(*shape), "z": size.normal(*shape), "weight": module.weight}
 
@@ -314,3 +320,27 @@ def selective_scans(size: Size) -> Timed:
     x = float(inputs["x"].nbytes)
     peers = {"the plain chunked form": run("torch")}
     return Timed("selective scan", inputs, run("auto"), peers, (4 * x, 7 * x))
+
+
+def deltas(size: Size, *, by_channel: bool) -> Timed:
+    """Return the delta rule with heads of 128 keys and values, and a decay for each head (gated
+    DeltaNet) or for each channel of the keys (Kimi Delta Attention)."""
+    heads, length = max(size.width // 128, 1), max(size.length // 8, 8)  # the plain form is large
+    over = (1, length, heads)
+    inputs = {
+        "q": normalize(size.normal(*over, 128)).detach().requires_grad_(),
+        "k": normalize(size.normal(*over, 128)).detach().requires_grad_(),
+        "v": size.normal(*over, 128),
+        "g": -torch.rand(*over, 128 if by_channel else 1, device=size.device),
+        "beta": torch.rand(*over, device=size.device),
+    }
+    for name in ("g", "beta"):
+        inputs[name].requires_grad_()
+
+    def run(kernel: Kernel) -> Passes:
+        return lambda **tensors: kernel_delta_rule(**tensors, kernel=kernel)[0]
+
+    read, y = sum(float(x.nbytes) for x in inputs.values()), float(inputs["v"].nbytes)
+    peers = {"the plain chunked form": run("torch")} | libraries.deltas(by_channel=by_channel)
+    name = f"delta rule, decays by {'channel' if by_channel else 'head'}"
+    return Timed(name, inputs, run("auto"), peers, (read + y, 2 * read + y))

@@ -49,11 +49,11 @@ def attest_kernels(
     if next_programs:
         plan = AttestationPlan(kernels=list(only), next_programs=next_kernels)
         return [_attest(plan, device) for device in _find_devices()]
-    return [_attest(_make_plan(only, device), device) for device in _find_devices()]
+    return [_attest(make_plan(only, device), device) for device in _find_devices()]
 
 
-def _make_plan(only: Sequence[str], device: str) -> AttestationPlan:
-    """Return a plan with all kernels and attention, or with those in `only`."""
+def make_plan(only: Sequence[str], device: str) -> AttestationPlan:
+    """Return a plan with all kernels and attention on a device, or with those in `only`."""
     plan = AttestationPlan(kernels=list(only) or None)
     if only and "attention" not in only:
         return plan

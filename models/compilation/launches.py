@@ -123,7 +123,7 @@ def list_launches(
     return list(recorder.launches), list(dict.fromkeys(problems))
 
 
-class _FakeDraw(Draw):
+class FakeDraw(Draw):
     """Draws tensors without numbers; documents are real: shapes depend on them."""
 
     def normal(self, name: str, *shape: int, scale: float = 1.0) -> Tensor:
@@ -139,6 +139,6 @@ def _attest(subject: Subject, recorder: LaunchRecorder) -> None:
     case = subject.case
     dtype = torch.float32 if case.dtype_name else getattr(torch, subject.dtype)
     for trial in subject.trials:
-        draw = _FakeDraw(dtype, "cpu", trial.seed)
+        draw = FakeDraw(dtype, "cpu", trial.seed)
         with fake_tensors(torch.float32), limit_programs(trial.programs), recorder.recording():
             evaluate(case.run, case.make(draw, trial.shape), draw, Tensor.clone)

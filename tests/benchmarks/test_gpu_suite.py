@@ -20,7 +20,7 @@ import pytest
 from benchmarks.long import _gpu_predictions
 from benchmarks.long._gpu_lines import HOST_TOKENS, lines, predictable
 from benchmarks.long._tasks import Report, Task
-from benchmarks.long.gpu_suite import carried, install, runs, suite
+from benchmarks.long.gpu_suite import carried, install, programs, runs, suite
 from benchmarks.long.gpu_suite.parts import PARTS, Part, Settings
 from benchmarks.long.gpu_suite.runs import HYBRID, RUNS
 from benchmarks.long.gpu_suite.summary import GOALS, PREDICTIONS, summarize
@@ -177,6 +177,17 @@ print(len(kernel.asm["cubin"]), kernel.metadata.shared, kernel.metadata.name)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout.split())
     assert outputs[0][0] == "1" and int(outputs[1][0]) > 1000
+
+
+@pytest.mark.slow
+def test_programs_of_times_and_limits_are_known_before_the_launch() -> None:
+    """Next programs too, and those for more than 2³¹ elements: offsets of 64 bits."""
+    launches, problems = programs.list_times()
+    assert not problems
+    names = {launch.program.fn.__name__ for launch in launches}
+    assert {"delta_outputs", "ssd_outputs", "ssd_outputs_by_chunk"} <= names
+    launches, problems = programs.list_limits()
+    assert not problems and len({launch.program for launch in launches}) > 40
 
 
 # Runs

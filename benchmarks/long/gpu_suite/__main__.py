@@ -64,8 +64,11 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if os.environ.get(INSTALLED) is None:
         begin(options, list(sys.argv[1:] if words is None else words))
+    from benchmarks.long._tasks import stop_with_tasks
+
     from .suite import run
 
+    stop_with_tasks()
     return run(options, float(os.environ[INSTALLED]))
 
 

@@ -1,6 +1,6 @@
 """All kernels beside their twins: `headrace doctor --kernels`, with more workers at a time.
 
-python -m benchmarks.long.gpu_suite.attest [--dry] --seconds N --out OUT
+python -m benchmarks.long.gpu_suite.attest [--dry] [--next] --seconds N --out OUT
 """
 
 from __future__ import annotations
@@ -23,19 +23,28 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="no case begins after them")
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--next", action="store_true", help="next programs in place of the others")
     options = parser.parse_args()
     if options.dry:
         os.environ["TRITON_INTERPRET"] = "1"  # Triton decides at import
     from headrace.models.attestation.attest import Attestation
-    from headrace.models.attestation.by_hand import render, summarize
+    from headrace.models.attestation.by_hand import make_plan, render, summarize
     from headrace.models.attestation.plan import AttestationPlan
     from headrace.models.attestation.record import describe_machine, make_record
     from headrace.models.attestation.trials import Verdict
+    from headrace.models.kernels import NEXT
 
     device = "cpu" if options.dry else "cuda:0"
-    plan = AttestationPlan(dtypes=["bfloat16", "float32", "float16"])
+    next_programs = list(NEXT) if options.next else []
     if options.dry:
-        plan = AttestationPlan(kernels=DRY_KERNELS, dtypes=["float32"], tiny=True)
+        kernels = next_programs[:1] or DRY_KERNELS
+        plan = AttestationPlan(
+            kernels=kernels, dtypes=["float32"], next_programs=next_programs, tiny=True
+        )
+    elif options.next:
+        plan = AttestationPlan(kernels=next_programs, next_programs=next_programs)
+    else:
+        plan = make_plan([], device)
 
     def report(verdict: Verdict, count: int, total: int) -> None:
         if not verdict.passed:
@@ -56,7 +65,8 @@ def main() -> int:
         timer.cancel()
         attestation.close()
     record = make_record(describe_machine(device), plan, verdicts, time.monotonic() - began)
-    (options.out / "attestation.json").write_text(json.dumps(summarize(record), indent=1))
+    name = "attestation-next.json" if options.next else "attestation.json"
+    (options.out / name).write_text(json.dumps(summarize(record), indent=1))
     print(render(record), flush=True)
     if missing := len(attestation.subjects) - len(verdicts):
         print(f"the time was up before {missing} of {len(attestation.subjects)} cases", flush=True)

@@ -51,14 +51,14 @@ def _task(settings: Settings, name: str, *words: str, limit: float = 60) -> Task
 
 
 def attest(settings: Settings) -> Iterator[Task]:
-    """All kernels beside their twins; the weights of the steps are drawn at the same time."""
+    """All kernels and next programs beside their twins; weights are drawn at the same time."""
     from benchmarks._gpu_models import MODELS, WIDE
 
     seconds = 90 * (SLOWER if settings.dry else 1)
     flags = ("--seconds", str(seconds), *["--dry"] * settings.dry)
-    yield Task(
-        "attestation", _module("attest", "--out", str(settings.out), *flags), 110, beside=True
-    )
+    words = _module("attest", "--out", str(settings.out), *flags)
+    yield Task("attestation", words, 110, beside=True)
+    yield Task("attestation of next programs", (*words, "--next"), 110, beside=True)
     for model in (*MODELS, *WIDE):
         task = _task(settings, f"weights of {model}", "weights", model, str(_weights(settings)))
         yield replace(task, limit=120, beside=True)

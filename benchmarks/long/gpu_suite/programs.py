@@ -17,6 +17,7 @@ import tarfile
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,13 @@ def list_suite() -> Iterator[tuple[str, list[Any], list[str]]]:
     from headrace.models.attestation.plan import AttestationPlan
     from headrace.models.compilation.launches import list_launches
     from headrace.models.config.options.precision import PRECISIONS
+    from headrace.models.kernels import NEXT, choice
 
-    table = AttestationPlan()
-    yield ("attestation", *list_launches(MODELS["hybrid-1b"], [], plan=table))
+    hybrid = MODELS["hybrid-1b"]
+    yield ("attestation", *list_launches(hybrid, [], plan=AttestationPlan()))
+    plan = AttestationPlan(kernels=NEXT, next_programs=NEXT)
+    with choice.next_programs(NEXT):
+        yield ("attestation of next programs", *list_launches(hybrid, [], plan=plan))
     for run in (*RUNS, HYBRID):
         config = run.load_model()
         precision = run.load_precision()
@@ -63,7 +68,10 @@ def list_suite() -> Iterator[tuple[str, list[Any], list[str]]]:
         shape = Shape(rows=rows, seq_len=tokens, precision=PRECISIONS[precision], device="cuda")
         label = f"{name}, {rows} x {tokens} tokens, {precision}"
         yield (label, *list_launches(sizes.model(name), [shape]))
+    smoke = Shape(rows=1, seq_len=sizes.smoke_tokens, precision=PRECISIONS["bf16"], device="cuda")
+    yield ("smoke", *list_launches(hybrid, [smoke]))
     yield ("times", *list_times())
+    yield ("limits", *list_limits())
 
 
 def list_times() -> tuple[list[Any], list[str]]:
@@ -73,12 +81,19 @@ def list_times() -> tuple[list[Any], list[str]]:
     from benchmarks.long._kernel_peers import Size, timed
     from headrace.models.accounting.fake.trace import fake_tensors
     from headrace.models.compilation.launches import LaunchRecorder
-    from headrace.models.kernels import choice
+    from headrace.models.kernels import NEXT, choice
 
     recorder, problems = LaunchRecorder(), []
-    for name, make in timed(Size("cpu", torch.bfloat16, *SIDE)).items():
+    timed_kernels = timed(Size("cpu", torch.bfloat16, *SIDE))
+    following = [(name, make) for name, make in timed_kernels.items() if name.split()[0] in NEXT]
+    for number, (name, make) in enumerate((*timed_kernels.items(), *following)):
+        next_programs = NEXT if number >= len(timed_kernels) else ()
         try:
-            with fake_tensors(torch.float32), choice.as_on_gpu():
+            with (
+                fake_tensors(torch.float32),
+                choice.as_on_gpu(),
+                choice.next_programs(next_programs),
+            ):
                 task = make()
                 with recorder.recording():
                     outputs = task.ours(**task.inputs)
@@ -87,6 +102,43 @@ def list_times() -> tuple[list[Any], list[str]]:
                     torch.autograd.grad(outputs, leaves, [torch.empty_like(y) for y in outputs])
         except Exception as error:  # compiled on the device
             problems.append(f"{name}: {type(error).__name__}: {error}"[:200])
+    return list(recorder.launches), problems
+
+
+def list_limits() -> tuple[list[Any], list[str]]:
+    """Return the launches of the part `limits` (`_kernel_limits.py`), and of memcheck."""
+    import torch
+
+    from benchmarks.long._kernel_limits import FAR, ODD, ROWS, far
+    from benchmarks.long.gpu_suite.parts import MEMCHECK
+    from headrace.models.accounting.fake.trace import fake_tensors
+    from headrace.models.attestation.cases import all_cases
+    from headrace.models.attestation.cases.case import InputShape
+    from headrace.models.attestation.cases.compare import add_gaps, evaluate
+    from headrace.models.compilation.launches import FakeDraw, LaunchRecorder
+    from headrace.models.kernels import KERNELS
+
+    recorder, problems = LaunchRecorder(), []
+    draw = FakeDraw(torch.bfloat16, "cpu", 1)
+    for kernel in KERNELS:
+        cases = [case for case in all_cases() if case.kernel == kernel]
+        plain = torch.Tensor.clone
+        tries = [(cases[0], ODD, add_gaps), (cases[0], ODD, plain)]
+        tries.append((cases[0], InputShape(1, 1, ODD.width), plain))
+        tries.append((cases[0], InputShape(ODD.rows, ODD.length + 13, ODD.width), plain))
+        if kernel in MEMCHECK:
+            tries += [(case, case.tiny, plain) for case in cases]
+        try:
+            with fake_tensors(torch.float32):
+                tries.append((cases[0], replace(far(cases[0], draw), rows=ROWS), plain))
+        except Exception as error:
+            problems.append(f"{kernel}, {FAR}: {type(error).__name__}: {error}"[:200])
+        for case, shape, prepare in tries:
+            try:
+                with fake_tensors(torch.float32), recorder.recording():
+                    evaluate(case.run, case.make(draw, shape), draw, prepare)
+            except Exception as error:  # compiled on the device
+                problems.append(f"{kernel}, {shape}: {type(error).__name__}: {error}"[:200])
     return list(recorder.launches), problems
 
 

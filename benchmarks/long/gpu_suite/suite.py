@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.long._tasks import Report, circumstances, failed, run_all, stop_with_tasks
+from benchmarks.long._tasks import Report, circumstances, failed, run_all
 from benchmarks.long._tasks import unfinished as find_missing
 
 from .install import PROGRAMS
@@ -42,7 +42,6 @@ def run(options: argparse.Namespace, began: float) -> int:
     if not dry and not torch.cuda.is_available():
         print("no GPU found: nothing was checked or measured (try dry)", file=sys.stderr)
         return 1
-    stop_with_tasks()
     until = time.monotonic() + 60 * options.minutes - (time.time() - began)
     folders = (options.bundle, options.work, options.out)
     settings = Settings(*(folder.resolve() for folder in folders), dry)
