@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..console import command, page
+from .disclosure.cli import summary
 from .exposure.cli import find
 from .proof.cli import prove, verify
 from .search.cli import search
@@ -289,6 +290,7 @@ main.add_command(find)
 main.add_command(prove)
 main.add_command(verify)
 main.add_command(search)
+main.add_command(summary)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "audit",
         "exposure",
         "proof",
+        "disclosure",
         "search",
         "cli",
     ),

@@ -134,6 +134,7 @@ READING = [
     Step("audit-packed", "mixtures audit packed.yaml --rows 0:2 --json"),
     Step("find", "mixtures find main --documents id-3,nobody --json"),
     Step("prove", "mixtures prove main --json"),
+    Step("summary", "mixtures summary main --json"),
     Step("verify-proof", "mixtures verify proof.json --json"),
     Step(
         "dry-run",

@@ -103,6 +103,7 @@ ROOTS = {
     "run": "headrace.trainer.run.config:RunConfig",
     "mixture": "headrace.mixtures.mixture_file.mixture:Mixture",
     "model": "headrace.models.config.config:ModelConfig",
+    "statement": "headrace.mixtures.disclosure.statement:Statement",
     "layout plan": "headrace.trainer.run.layout_plan:LayoutPlan",
     "hardware": "headrace.planner.hardware.file:HardwareFile",
     "recipe": "headrace.trainer.guide.recipes:Recipe",

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.data.plan_data import write_ledger, write_taken_run
 from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import InputError, PlanError
@@ -140,31 +141,12 @@ def test_exposures_equal_a_walk_over_all_rows(plan: Plan, tmp_path: Path, isolat
     assert {len(answer.exposures) for answer in listed} >= {0, 1, 4}
 
 
-def write_run(folder: Path, plan: Plan, steps: int, *, checkpoints: tuple[int, ...] = ()) -> Path:
-    """Write a run's plan, a ledger with so many steps, and checkpoint folders."""
-    folder.mkdir()
-    plan.save(folder / "plan.json")
-    taken = [plan.step(number) for number in range(plan.first_step, plan.first_step + steps)]
-    entries = [
-        {"step": step.number, "first_row": step.first_row, "rows": step.rows, "hash": "0" * 32}
-        for step in taken
-    ]
-    write_ledger(folder, entries)
-    for step_number in checkpoints:
-        (folder / "checkpoints" / f"step-{step_number:08d}").mkdir(parents=True)
-    return folder
-
-
-def write_ledger(folder: Path, entries: list[dict[str, object]]) -> None:
-    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in entries))
-
-
 def exposures(run: Path) -> list[Exposure]:
     return [exposure for answer in answers(run) for exposure in answer.exposures]
 
 
 def test_checkpoints_and_steps_not_taken(plan: Plan, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", plan, 20, checkpoints=(5, 12))
+    run = write_taken_run(tmp_path / "run", plan, 20, checkpoints=(5, 12))
     for exposure in exposures(run):
         assert exposure.seen == (exposure.step < 20)
         first = {step < 5: 5, 5 <= step < 12: 12}.get(True) if (step := exposure.step) >= 0 else 0
@@ -173,7 +155,7 @@ def test_checkpoints_and_steps_not_taken(plan: Plan, tmp_path: Path) -> None:
 
 def test_skipped_and_rolled_back_steps_are_not_in_the_weights(plan: Plan, tmp_path: Path) -> None:
     """At step 9 the run goes back to its checkpoint of step 6; step 3 is skipped alone."""
-    run = write_run(tmp_path / "run", plan, 20, checkpoints=(6, 8, 12))
+    run = write_taken_run(tmp_path / "run", plan, 20, checkpoints=(6, 8, 12))
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     lines[3] |= {"skipped": True, "why": "not finite"}
     lines[9] |= {"skipped": True, "why": "spike", "back_to": 6}
@@ -185,14 +167,14 @@ def test_skipped_and_rolled_back_steps_are_not_in_the_weights(plan: Plan, tmp_pa
 
 
 def test_a_branch_has_seen_what_its_parent_had(plan: Plan, tmp_path: Path) -> None:
-    base = write_run(tmp_path / "base", plan, 20, checkpoints=(10, 15))
+    base = write_taken_run(tmp_path / "base", plan, 20, checkpoints=(10, 15))
     child = plan_of(
         {
             "after": {"run": str(base), "step": 10},
             "phases": {"more": {"tokens": 1_024, "weights": {"code": 1}}},
         }
     )
-    branch = write_run(tmp_path / "branch", child, 1, checkpoints=(11,))
+    branch = write_taken_run(tmp_path / "branch", child, 1, checkpoints=(11,))
     whole, continued = walk(plan), walk(child)
     for answer in answers(branch):
         key = answer.source, answer.document
@@ -216,7 +198,7 @@ def test_a_branch_over_a_dataset_that_has_grown(tmp_path: Path, reshuffle: bool)
     sources = write_sources(tmp_path)
     phase = {"tokens": 4_096, "seq_len": 32, "batch": 256, "weights": {"code": 1}}
     plan = plan_of({"chunk": 128, "window": 4, "sources": sources, "phases": {"one": phase}})
-    base = write_run(tmp_path / "base", plan, 10)
+    base = write_taken_run(tmp_path / "base", plan, 10)
     write_dataset(str(tmp_path / "code"), random_documents(9, 60, longest=90))
     child = plan_of(
         {
@@ -225,7 +207,7 @@ def test_a_branch_over_a_dataset_that_has_grown(tmp_path: Path, reshuffle: bool)
             "phases": {"more": {"tokens": 4_096, "seq_len": 64, "weights": {"code": 1}}},
         }
     )
-    branch = write_run(tmp_path / "branch", child, 3)
+    branch = write_taken_run(tmp_path / "branch", child, 3)
     whole, continued = walk(plan), walk(child)
     listed = answers(branch)
     assert len(listed) == COUNTS["code"] + 60
@@ -251,7 +233,7 @@ def test_a_lost_dataset_is_answered_from_plan_and_ledger(tmp_path: Path) -> None
             },
         }
     )
-    run = write_run(tmp_path / "run", plan, 8)
+    run = write_taken_run(tmp_path / "run", plan, 8)
     shutil.rmtree(tmp_path / "web")
     listed = answers(run)
     lost = [answer for answer in listed if isinstance(answer, SourceAnswer)]
@@ -350,7 +332,7 @@ def test_lists_of_ids(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_another_plan_is_refused(plan: Plan, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", plan, 5)
+    run = write_taken_run(tmp_path / "run", plan, 5)
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     write_ledger(run, [line | {"first_row": line["first_row"] + 1} for line in lines])
     with pytest.raises(PlanError, match="belongs to another plan: its step 4"):
@@ -358,7 +340,7 @@ def test_a_ledger_of_another_plan_is_refused(plan: Plan, tmp_path: Path) -> None
 
 
 def test_the_command_names_what_is_in_no_dataset(plan: Plan, tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", plan, 20, checkpoints=(5,))
+    run = write_taken_run(tmp_path / "run", plan, 20, checkpoints=(5,))
     words = ["find", str(run), str(run), "--documents", "id-41,nobody"]
     shown = CliRunner().invoke(main, words)
     assert not shown.exit_code

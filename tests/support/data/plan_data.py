@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -69,3 +70,24 @@ def write_run(folder: Path, plan: Plan, steps: int | None = None) -> Path:
     if steps is not None:
         (folder / "checkpoints" / f"step-{steps:08d}").mkdir(parents=True)
     return folder
+
+
+def write_taken_run(
+    folder: Path, plan: Plan, steps: int, *, checkpoints: tuple[int, ...] = ()
+) -> Path:
+    """Write a run's plan, a ledger with so many steps, and checkpoint folders."""
+    folder.mkdir(parents=True)
+    plan.save(folder / "plan.json")
+    taken = [plan.step(number) for number in range(plan.first_step, plan.first_step + steps)]
+    entries = [
+        {"step": step.number, "first_row": step.first_row, "rows": step.rows, "hash": "0" * 32}
+        for step in taken
+    ]
+    write_ledger(folder, entries)
+    for step_number in checkpoints:
+        (folder / "checkpoints" / f"step-{step_number:08d}").mkdir(parents=True)
+    return folder
+
+
+def write_ledger(folder: Path, entries: list[dict[str, object]]) -> None:
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in entries))

@@ -1,0 +1,168 @@
+"""What only the provider of a model can say of its data: dataclasses of the YAML.
+
+provider: {name: Mill Ltd, contact: data@mill.example}
+model: {name: mill-1b}
+sources:
+  web:  {category: crawled, crawlers: [millbot], period: 2025-01 to 2025-06}
+  code: {category: public, name: The Stack v2, link: "https://…"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Category = Literal["public", "licensed", "private", "crawled", "user", "synthetic", "other"]
+CATEGORIES: Mapping[Category, str] = {
+    "public": "a dataset that anybody can get",
+    "licensed": "licensed commercially by its rightsholders",
+    "private": "obtained from another third party",
+    "crawled": "crawled by the provider, or for it",
+    "user": "collected from users of the model or of a service",
+    "synthetic": "written by a model, for the provider",
+    "other": "anything else",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProviderStatement:
+    """Who answers for the model."""
+
+    name: str = ""
+    contact: str = ""
+    representative: str = ""
+    """Authorised representative in the Union, with contact."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelStatement:
+    """The model that was trained."""
+
+    name: str = ""
+    """Name with version."""
+    dependencies: str = ""
+    """The model that it was made from, with a link to its summary; `none` if there is none."""
+    placed_on_market: str = ""
+    """Date of its placement on the Union market."""
+    license: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceStatement:
+    """Where a source of the mixture comes from."""
+
+    category: Category | None = None
+    name: str = ""
+    """The name by which the public knows it; default: the source's name in the mixture."""
+    link: str = ""
+    description: str = ""
+    """Type of content, in words."""
+    acquired: str = ""
+    """Date when the newest of its data were acquired; default: the newest kept date."""
+    crawlers: tuple[str, ...] = ()
+    """Names of the crawlers."""
+    purposes: str = ""
+    """What the crawlers are for."""
+    behaviour: str = ""
+    """How the crawlers behave: robots.txt, paywalls, captchas."""
+    period: str = ""
+    """When the crawlers collected: from, to."""
+    collected_from: Literal["model", "service"] | None = None
+    """Of user data: from the model, or from another service or product of the provider."""
+    generators: tuple[str, ...] = ()
+    """Of synthetic data: models that wrote it, with links to their summaries."""
+
+    def __post_init__(self) -> None:
+        for key, category in (
+            ("crawlers", "crawled"),
+            ("purposes", "crawled"),
+            ("behaviour", "crawled"),
+            ("period", "crawled"),
+            ("collected_from", "user"),
+            ("generators", "synthetic"),
+        ):
+            if getattr(self, key) and self.category != category:
+                raise ValueError(f"{key} belongs to a source of the category {category}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldNames:
+    """Kept fields of the datasets that the summary counts."""
+
+    language: str = "language"
+    url: str = "url"
+    date: str = "date"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """Shares above which the law asks for names. They are those of the notice of July 2025 as it
+    is cited, and were not compared with its text: check them against the text that binds you."""
+
+    large_dataset: float = 0.03
+    """A public dataset with a larger share of the public tokens is listed by name."""
+    domains: float = 0.10
+    """Share of the domain names, those with most tokens first, that is listed; 0.05 for a small
+    or medium-sized enterprise."""
+    max_domains: int | None = None
+    """Maximum number of listed domain names; 1,000 for a small or medium-sized enterprise."""
+
+    def __post_init__(self) -> None:
+        for key in ("large_dataset", "domains"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ValueError(f"{key} is a share between 0 and 1")
+        if self.max_domains is not None and self.max_domains < 1:
+            raise ValueError("max_domains is at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """What the provider states."""
+
+    provider: ProviderStatement = field(default_factory=ProviderStatement)
+    model: ModelStatement = field(default_factory=ModelStatement)
+    sources: dict[str, SourceStatement] = field(default_factory=dict)
+    """By the source's name in the mixture."""
+    content: str = ""
+    """Types of content, such as news, books, source code."""
+    characteristics: str = ""
+    """Other characteristics of the data, such as countries or groups of people."""
+    code_of_practice: bool | None = None
+    """Whether the provider has signed the code of practice on reservations of rights."""
+    reservations: str = ""
+    """Measures that respect reservations of rights: protocols and opt-outs that were honoured."""
+    illegal_content: str = ""
+    """Measures against illegal content."""
+    processing: str = ""
+    """Other facts about the processing of the data."""
+    fields: FieldNames = field(default_factory=FieldNames)
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+def render_statement(sources: Sequence[str]) -> str:
+    """Render a first statement for the sources of a run, to be filled in."""
+    lines = [
+        "# What the summary of the training data cannot take from the run. An empty value stays",
+        "# empty in the summary, which then says so.",
+        "provider:",
+        '  name: ""',
+        '  contact: ""',
+        '  representative: ""        # authorised representative in the Union',
+        "model:",
+        '  name: ""                  # with version',
+        '  dependencies: ""          # the model that it was made from, or none',
+        '  placed_on_market: ""      # date',
+        '  license: ""',
+        "# Categories of sources:",
+        *(f"#   {category:10} {text}" for category, text in CATEGORIES.items()),
+        "sources:",
+        *(f"  {source}: {{category: null, link: '', description: ''}}" for source in sources),
+        'content: ""                 # types of content: news, books, source code, …',
+        'characteristics: ""',
+        "code_of_practice: null      # true or false: is it signed?",
+        'reservations: ""            # how reservations of rights are respected',
+        'illegal_content: ""         # measures against illegal content',
+        "fields: {language: language, url: url, date: date}   # kept fields of the datasets",
+    ]
+    return "\n".join(lines) + "\n"
