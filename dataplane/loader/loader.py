@@ -46,6 +46,8 @@ class Batch:
     cu_seqlens: torch.Tensor
     """int32 [documents + 1] Document starts in the B·L tokens laid side by side, then B·L. Covers
     whole rows on every context rank, because documents cross the cuts."""
+    documents: Int64
+    """[documents + 1] As `cu_seqlens`, also where documents are not isolated."""
     rows: Int64
     """Row numbers in the stream; PADDING in padding rows."""
     sources: npt.NDArray[np.int32]
@@ -148,31 +150,40 @@ class Loader:
         step_ranges = np.minimum([starts, starts + self.micro_batch], num_rows)
         # row_ranges, bounds [steps, 2, micro-batches]
         row_ranges = step_ranges + num_rows * np.arange(len(group.step_group.steps))[:, None, None]
-        bounds = group.labels.boundaries.searchsorted(row_ranges * phase.seq_len)
+        labels, ends = group.labels, row_ranges * phase.seq_len
+        documents = boundaries = _split(labels.documents, ends)
+        if labels.boundaries is not labels.documents:
+            boundaries = _split(labels.boundaries, ends)
         return [
             [
-                self._batch(group, slice(*rows), slice(first, last + 1), tensor)
-                for rows, (first, last) in zip(
-                    step_rows.T.tolist(), step_bounds.T.tolist(), strict=True
-                )
+                self._batch(group, slice(*rows), tensor, *starts)
+                for rows, *starts in zip(step_rows.T.tolist(), *step_starts, strict=True)
             ]
-            for step_rows, step_bounds in zip(row_ranges, bounds, strict=True)
+            for step_rows, *step_starts in zip(row_ranges, documents, boundaries, strict=True)
         ]
 
     def _batch(
-        self, group: LoadedGroup, row_slice: slice, bounds: slice, tensor: ToTensor
+        self,
+        group: LoadedGroup,
+        row_slice: slice,
+        tensor: ToTensor,
+        documents: Int64,
+        boundaries: Int64,
     ) -> Batch:
-        """Return rows from a group as a micro-batch, padded to `micro_batch` rows. `bounds` selects
-        the rows' document boundaries."""
+        """Return rows from a group as a micro-batch, padded to `micro_batch` rows. `documents` and
+        `boundaries` are the rows' part of the group's labels."""
         labels = group.labels
         rows, sources = labels.rows[row_slice], labels.sources[row_slice]
         tokens, weights = group.arrays.tokens[row_slice], group.arrays.weights[row_slice]
         length = group.step_group.phase.seq_len
-        starts = labels.boundaries[bounds] - row_slice.start * length
+        first_token = row_slice.start * length
+        documents, boundaries = documents - first_token, boundaries - first_token
         num_padding = self.micro_batch - len(rows)
         if num_padding:
             ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
-            starts = np.concatenate([starts, ends])
+            documents, boundaries = (
+                np.concatenate([starts, ends]) for starts in (documents, boundaries)
+            )
             rows, sources = (
                 _append_padding(rows, num_padding, PADDING),
                 _append_padding(sources, num_padding, 0),
@@ -189,12 +200,23 @@ class Loader:
             tokens=tensor(tokens[:, columns]),
             targets=tensor(tokens[:, columns.start + 1 : columns.stop + 1]),
             weights=tensor(weights[:, columns]),
-            cu_seqlens=tensor(starts.astype(np.int32)),
+            cu_seqlens=tensor(boundaries.astype(np.int32)),
+            documents=documents,
             rows=rows,
             sources=sources,
             digests=labels.digests[row_slice],
             columns=columns,
         )
+
+
+def _split(starts: Int64, ends: Int64) -> list[list[Int64]]:
+    """Select the starts of each micro-batch's tokens, with the end: [steps][micro-batches]. `ends`
+    are the first token and the end of each, [steps, 2, micro-batches]."""
+    bounds = starts.searchsorted(ends)
+    return [
+        [starts[first : last + 1] for first, last in step_bounds.T.tolist()]
+        for step_bounds in bounds
+    ]
 
 
 def _has_cuda() -> bool:

@@ -88,8 +88,11 @@ class GroupLabels:
     rows: Int64
     """Row numbers in the stream."""
     sources: npt.NDArray[np.int32]
-    boundaries: Int64
+    documents: Int64
     """Document starts in the rows laid side by side, then the end. Every row starts a document."""
+    boundaries: Int64
+    """Starts of what operators keep apart, then the end: documents, or rows if documents are not
+    isolated."""
     digests: list[bytes]
 
 
@@ -131,16 +134,15 @@ class RankReader:
         block = self.reader.read(pending, digests=self.rank_rows.digests)
         rows, length = block.arrays.weights.shape
         boundaries = np.arange(0, rows * length + 1, length)
+        starts = block.document_starts
+        document_starts = starts[starts % length != 0]  # place L of a row is place 0 of the next
+        documents = np.sort(np.concatenate([boundaries, document_starts]))
         if self.rank_rows.plan.isolate_documents:
-            starts = block.document_starts
-            document_starts = starts[
-                starts % length != 0
-            ]  # place L of a row is place 0 of the next
-            boundaries = np.sort(np.concatenate([boundaries, document_starts]))
+            boundaries = documents
         if rows and self._prefetcher:
             self._prefetcher.finish_block()
         located = pending.located
-        labels = GroupLabels(located.rows, located.sources, boundaries, block.digests)
+        labels = GroupLabels(located.rows, located.sources, documents, boundaries, block.digests)
         return LoadedGroup(group, block.arrays, labels)
 
     def close(self) -> None:

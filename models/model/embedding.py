@@ -20,7 +20,7 @@ from ..operators import BatchContext
 from ..parallel.axes import Axis
 from ..parallel.local_shard import Sharded, ShardingSpec
 from ..parallel.tensor import gather, scatter
-from .loss import fused_loss, row_losses
+from .loss import LossParts, fused_loss, row_losses
 
 
 class EmbeddingTable(nn.Module):
@@ -80,9 +80,8 @@ class Unembedding:
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float, axis: Axis
-    ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ; and, without gradients, per-row cross entropy and z-loss sums [2, rows];
-        both are this rank's share.
+    ) -> tuple[Tensor, LossParts]:
+        """Return Σ w·ℓ; and, without gradients, its parts; both are this rank's share.
 
         The fused kernel never materialises all logits; plain torch holds a row's at a time.
         """
@@ -93,13 +92,13 @@ class Unembedding:
         }
         if uses_kernel(self.kernel, "linear_cross_entropy", hidden):
             compute_loss = partial(fused_loss, targets=targets, weights=weights, **options)
-            fused: tuple[Tensor, Tensor] = self.table(
-                gather(self._scale(hidden), axis), compute_loss
-            )
-            return fused
+            total, row_sums, tokens = self.table(gather(self._scale(hidden), axis), compute_loss)
+            return total, LossParts(*row_sums, tokens)
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
-        totals, row_sums = zip(*(row_losses(*row, **options) for row in per_row), strict=True)
-        return torch.stack(totals).sum(), torch.stack(row_sums, dim=1)
+        losses = (row_losses(*row, **options) for row in per_row)
+        totals, row_sums, token_losses = zip(*losses, strict=True)
+        parts = LossParts(*torch.stack(row_sums, dim=1), torch.stack(token_losses))
+        return torch.stack(totals).sum(), parts
 
 
 def look_up_rows(table: EmbeddingTable, ids: Tensor, axis: Axis) -> Tensor:

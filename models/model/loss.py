@@ -14,6 +14,18 @@ from ..parallel.axes import ALONE, Axis
 from ..parallel.tensor import reduce_max, scatter
 
 
+class LossParts(NamedTuple):
+    """Sums and terms of the loss without gradients, a rank's share of each."""
+
+    rows: Tensor
+    """Σ w·ℓ of the cross entropy by row, [rows]."""
+    penalties: Tensor
+    """Σ w·ℓ of the z-loss by row, [rows]."""
+    tokens: Tensor
+    """w·ℓ of the cross entropy by token, [rows, tokens]. Where the vocabulary is sharded, either
+    this rank's slice of the row, or a share of every token."""
+
+
 class TokenLosses(NamedTuple):
     """Per-token w·ℓ, fp32."""
 
@@ -49,16 +61,17 @@ def cross_entropy(
 
 def row_losses(
     logits: Tensor, targets: Tensor, weights: Tensor, *, z_loss: float, axis: Axis, vocab_size: int
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return Σ w·ℓ for a row, as in `cross_entropy`; and, without gradients, the cross entropy and
-    z-loss sums [2]. logits [length, vocabulary], targets and weights [length]."""
+    z-loss sums [2], and the cross entropies by token. logits [length, vocabulary], targets and
+    weights [length]."""
     losses = token_losses(logits, targets, weights, z_loss, axis, vocab_size)
     total = losses.objective.sum()
     if losses.penalties is None:
         row_parts = [total.detach(), torch.zeros_like(total)]
     else:
         row_parts = [losses.entropies.detach().sum(), losses.penalties.detach().sum()]
-    return total, torch.stack(row_parts)
+    return total, torch.stack(row_parts), losses.entropies.detach()
 
 
 def token_losses(
@@ -105,10 +118,11 @@ def fused_loss(
     z_loss: float,
     vocab_size: int,
     axis: Axis = ALONE,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return Σ w·ℓ for logits hidden [rows, length, width] · tableᵀ, table [vocabulary, width],
     without materialising them; and, without gradients, per-row cross entropy and z-loss sums
-    [2, rows]. If the axis shards the vocabulary, each of N ranks returns 1/N."""
+    [2, rows], and the cross entropies by token [rows, length]. If the axis shards the vocabulary,
+    each of N ranks returns 1/N."""
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # autocast does not reach into custom ops
         hidden, table = (t.to(torch.get_autocast_dtype(device)) for t in (hidden, table))
@@ -122,7 +136,9 @@ def fused_loss(
         vocab_size,
         axis.name,
     )
-    return total / axis.size, losses.view(2, *targets.shape).sum(2) / axis.size
+    losses = losses.view(2, *targets.shape)
+    tokens = losses[0] if axis.size == 1 else losses[0] / axis.size
+    return total / axis.size, losses.sum(2) / axis.size, tokens
 
 
 def _sharded(

@@ -35,6 +35,7 @@ from .block import Block, build_operator
 from .embedding import Embedding, EmbeddingTable, Unembedding
 from .layer_watch import LayerWatch
 from .load_balance import build_load_balance
+from .loss import LossParts
 
 
 class Model(nn.Module):
@@ -173,10 +174,9 @@ class Model(nn.Module):
 
     def loss(
         self, hidden: Tensor, targets: Tensor, weights: Tensor, z_loss: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """Return Σ w·ℓ; and, without gradients, per-row cross entropy and z-loss sums [2, rows];
-        both are this rank's share. hidden [rows, length, width], targets and weights
-        [rows, length]."""
+    ) -> tuple[Tensor, LossParts]:
+        """Return Σ w·ℓ; and, without gradients, its parts; both are this rank's share. hidden
+        [rows, length, width], targets and weights [rows, length]."""
         return self.unembed.loss(hidden, targets, weights, z_loss, self.axes.tensor)
 
     def batch_context(

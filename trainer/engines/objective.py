@@ -35,6 +35,9 @@ class Sums(NamedTuple):
     """Σ w·ℓ [rows] without the z-loss, for the losses by source; empty before the last chunk."""
     stream: tuple[torch.Tensor, ...] = ()
     """Inputs of the next chunk; empty after the last chunk."""
+    tokens: torch.Tensor | None = None
+    """w·ℓ by token without the z-loss, for the losses by document (`LossParts.tokens`); None before
+    the last chunk."""
 
 
 class Objective(nn.Module):
@@ -72,11 +75,11 @@ class Objective(nn.Module):
             return Sums(auxiliary, weights.new_empty(0), stream)
         z_loss = self.z_loss if self.training else 0.0
         [hidden] = stream
-        total, (rows, penalties) = self.model.loss(hidden, targets, weights, z_loss)
+        total, parts = self.model.loss(hidden, targets, weights, z_loss)
         if z_loss:
-            penalty = penalties.sum(dtype=torch.float64)
+            penalty = parts.penalties.sum(dtype=torch.float64)
             self.penalty = penalty if self.penalty is None else self.penalty + penalty
-        return Sums(total + auxiliary, rows)
+        return Sums(total + auxiliary, parts.rows, tokens=parts.tokens)
 
     def take_penalty(self, device: torch.device) -> torch.Tensor:
         """Return this rank's share of the z-losses in training since the last call [1]."""

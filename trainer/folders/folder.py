@@ -5,6 +5,7 @@
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
     signals.jsonl                                   signals of watched steps, by layer
+    documents.jsonl                                 each step's documents with the largest losses
     held-out-….json evaluations.jsonl               held-out rows and their losses
     scores.jsonl recall.jsonl                       scores of checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from ...console.errors import BusyError, RunError, StorageError, file_fault
 from ...console.explain import path_hint
-from ...dataplane.runlog import ledger
+from ...dataplane.runlog import document_losses, ledger
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.storage.atomic import HALF_WRITTEN
 
@@ -85,6 +86,7 @@ class RunFolder:
         self.events = self.root / EVENTS
         self.evaluations = self.root / EVALUATIONS
         self.signals = self.root / SIGNALS
+        self.documents = self.root / document_losses.NAME
         self.scores = self.root / SCORES
         self.recall = self.root / RECALL
         self.checkpoints = self.root / CHECKPOINTS
@@ -98,7 +100,7 @@ class RunFolder:
     @property
     def records(self) -> tuple[Path, ...]:
         """Files that a resume truncates to its checkpoint."""
-        return self.metrics, self.ledger, self.evaluations, self.signals
+        return self.metrics, self.ledger, self.evaluations, self.signals, self.documents
 
     def held_out(self, digest: str) -> Path:
         """Return the held-out rows' file; `digest` hashes the settings that choose the rows."""

@@ -10,6 +10,8 @@ from ...dataplane.order.timeline import PhaseRows, PlanStep
 if TYPE_CHECKING:
     import torch
 
+    from ...dataplane.arrays import Int64
+
 PADDING = -1
 """Row number of padding."""
 
@@ -56,6 +58,8 @@ class MicroBatch(Protocol):
     def weights(self) -> torch.Tensor: ...
     @property
     def cu_seqlens(self) -> torch.Tensor: ...
+    @property
+    def documents(self) -> Int64: ...
     @property
     def rows(self) -> Iterable[int]: ...
     @property

@@ -34,13 +34,19 @@ def execute(
     engine: Engine,
     parallel: Parallel,
     divisor: float = 1.0,
+    token_losses: list[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Run the actions of this rank's stage. Return Σ w·ℓ by row, [rows] for each micro-batch; zeros
     on stages that compute no loss.
 
-    Backward passes start from the loss divided by `divisor`.
+    Backward passes start from the loss divided by `divisor`. `token_losses` receives `Sums.tokens`
+    of the micro-batches, on the stage that computes the loss.
     """
-    return _StepExecution(orders, batches, engine, parallel).run(divisor)
+    execution = _StepExecution(orders, batches, engine, parallel, token_losses is not None)
+    losses = execution.run(divisor)
+    if token_losses is not None:
+        token_losses += [execution.token_losses[micro] for micro in sorted(execution.token_losses)]
+    return losses
 
 
 def forward_pass(
@@ -68,6 +74,7 @@ class _StepExecution:
         batches: Sequence[MicroBatch],
         engine: Engine,
         parallel: Parallel,
+        keeps_tokens: bool,
     ) -> None:
         self.actions = orders[parallel.pipe.stage]
         self.batches = batches
@@ -77,6 +84,9 @@ class _StepExecution:
         self.in_flight: dict[tuple[int, int], tuple[Stream, Sums]] = {}
         """Inputs and outputs of passes without a backward pass so far, by (chunk, micro-batch)."""
         self.losses = [torch.zeros(len(batch.tokens), device=parallel.device) for batch in batches]
+        self.keeps_tokens = keeps_tokens
+        self.token_losses: dict[int, torch.Tensor] = {}
+        """Losses by token, by micro-batch, if they are kept."""
         self.messages = messages_by_action(orders, parallel.pipe.stage)
         self.received: dict[StageAction, Stream] = {}
         """Received messages, by the action that needs them."""
@@ -104,6 +114,8 @@ class _StepExecution:
         sums = forward_pass(self.engine, self.batches[micro], self.parallel, chunk, stream)
         if chunk == self.last_chunk:
             self.losses[micro] = sums.rows
+            if self.keeps_tokens and sums.tokens is not None:
+                self.token_losses[micro] = sums.tokens
         else:
             self.send(action, sums.stream)
         if torch.is_grad_enabled():

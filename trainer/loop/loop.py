@@ -32,6 +32,8 @@ from ..engines.engine import Engine
 from ..engines.update import conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
+from .documents.largest import MAX_PIECES, gather_pieces
+from .documents.piece_losses import StepPieces
 from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
@@ -39,7 +41,7 @@ from .hooks.attribution import ENGINE
 from .hooks.hook import Hook, Hooks, StepRecord
 from .own_time import Lap, start_timer
 from .signals import Signals, StepSignals
-from .step_stats import StepStats, Transfer, gather, step_loss, total_weight
+from .step_stats import PIECES, StepStats, Transfer, gather, step_loss, total_weight
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Launched:
     step: PlanStep[PhaseRows]
     batches: Sequence[MicroBatch]
     results: Transfer
-    """The z-loss, the signals, the squared norms (global, then by layer), and losses by row for
-    each micro-batch."""
+    """The z-loss, the signals, the squared norms (global, then by layer), losses by piece, and
+    losses by row for each micro-batch."""
+    pieces: StepPieces
     signals: StepSignals
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
@@ -89,6 +92,8 @@ class LoopOptions:
     """Interval in steps between signals by layer; None: never."""
     noise_every: int | None = None
     """Interval in steps between measurements of gradient noise; None: never."""
+    records_documents: bool = False
+    """True if the largest losses of documents are recorded."""
     times_ranks: bool = False
     """True if ranks measure their compute time."""
     stop_after: int | None = None
@@ -207,27 +212,30 @@ class Loop:
         small = self.signals.small_batch(step, batches)
         torch.manual_seed(self._seed(number))
         with self.signals.collect(number, small) as signals:
-            losses = self._gradients(batches)
+            losses, pieces = self._gradients(batches)
         objective = self.engine.objective
         received, penalty = objective.take_received(), objective.take_penalty(self.engine.device)
         rate = self.lr(number)
         spike = self._is_spike(batches, losses, state)
         with record_function(ENGINE):
             update = launch(self.engine, rate, signals.layers, discard=spike)
-        results = Transfer([penalty, *signals.vectors(), update, *losses])
+        results = Transfer([penalty, *signals.vectors(), update, pieces.sums, *losses])
         lap = self.compute_timer.lap() if self.compute_timer is not None else None
-        return Launched(step, batches, results, signals, received, rate, data_wait, lap)
+        return Launched(step, batches, results, pieces, signals, received, rate, data_wait, lap)
 
     def _conclude(self, state: RunState, launched: Launched) -> tuple[RunState, bool]:
         """Read and record a step. Return the state after it, and True if the run must stop."""
         step = launched.step
         numbers, losses = launched.results.wait(), len(launched.batches)
-        penalty, *vectors, squares = numbers[:-losses]
+        penalty, *vectors, squares, sums = numbers[:-losses]
         result = conclude(self.engine, float(squares[0]))
         layers = launched.signals.signals_by_layer(squares[1:], vectors)
         noise = launched.signals.gradient_squares(step, squares, vectors)
-        stats = self._gather(launched, numbers[-losses:], float(penalty))
+        stats = self._gather(launched, numbers[-losses:], sums, float(penalty))
         skipped = None if result.applied else self._skipped(state, stats)
+        if skipped is not None and self.options.records_documents:
+            pieces = gather_pieces(launched.pieces.losses(sums), self.parallel)
+            stats = replace(stats, pieces=pieces)
         restored = None
         if skipped is not None and skipped.action == "rollback":
             restored = self._roll_back(state, skipped, stats)
@@ -256,10 +264,19 @@ class Loop:
         )
         return after, stats.stop or after.step == self.options.stop_after
 
-    def _gradients(self, batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-        """Run a step's forward and backward passes. Return losses by row, for each micro-batch."""
-        weight = total_weight(batches, self.parallel, self.engine.objective.divisor)
-        return execute(self.orders(len(batches)), batches, self.engine, self.parallel, weight)
+    def _gradients(self, batches: Sequence[MicroBatch]) -> tuple[list[torch.Tensor], StepPieces]:
+        """Run a step's forward and backward passes. Return losses by row for each micro-batch, and
+        by piece."""
+        engine, parallel = self.engine, self.parallel
+        divisor = engine.objective.divisor
+        weight = total_weight(batches, parallel, divisor)
+        orders = self.orders(len(batches))
+        if not self.options.records_documents:
+            losses = execute(orders, batches, engine, parallel, weight)
+            return losses, StepPieces.empty(parallel.device)
+        token_losses: list[torch.Tensor] = []
+        losses = execute(orders, batches, engine, parallel, weight, token_losses)
+        return losses, StepPieces.sum(batches, token_losses, parallel, divisor)
 
     def _is_spike(
         self, batches: Sequence[MicroBatch], losses: Sequence[torch.Tensor], state: RunState
@@ -274,15 +291,21 @@ class Loop:
         return guard.is_spike(state.losses, loss)
 
     def _gather(
-        self, launched: Launched, losses: Sequence[torch.Tensor], penalty: float
+        self,
+        launched: Launched,
+        losses: Sequence[torch.Tensor],
+        sums: torch.Tensor,
+        penalty: float,
     ) -> StepStats:
         step = launched.step
+        reports_pieces = self.options.records_documents and self.parallel.reports_rows
         measured: dict[str, Any] = {
             "z_loss": penalty,
             "data_wait": launched.data_wait,
             "expert_load": launched.received,
             "save_failed": self.checkpoints is not None and self.checkpoints.failed,
             **({} if launched.lap is None else {"own_seconds": launched.lap.seconds()}),
+            **({PIECES: launched.pieces.losses(sums, MAX_PIECES)} if reports_pieces else {}),
             **self.hooks.measure(),
         }
         stats = gather(

@@ -1,7 +1,7 @@
 """Statistics of a step, gathered from all ranks in one message of a fixed size.
 
-    Σ w·ℓ, Σ w, rows by source │ flags, metrics that ranks combine │ row numbers │ digests
-    fp64, 3 × sources          │ fp64, by the table of metrics     │ int64       │ 16 bytes each
+    Σ w·ℓ, Σ w, rows by source │ flags, largest pieces, metrics    │ row numbers │ digests
+    fp64, 3 × sources          │ fp64, by their combinations       │ int64       │ 16 bytes each
 
 Messages travel through host memory, after the last backward pass. Every rank adds the same numbers
 in the same order, so all ranks reach the same decision. The gathered row numbers prove that the
@@ -18,15 +18,18 @@ import torch
 import torch.distributed as dist
 
 from ...console.errors import RunError
+from ...dataplane.runlog.document_losses import PieceLoss
 from ...dataplane.runlog.ledger import DIGEST_BYTES
 from ...models.config.options.names import Divisor
 from ..engines.objective import divisor_terms
 from ..layout.groups import Parallel
 from .batches import PADDING, MicroBatch
+from .documents.largest import LargestPieces
 from .metrics import Combination, Largest, add_in_order, combinations, mean
 
 FLAGS: Mapping[str, Combination] = {"stop": Largest(), "save_failed": Largest()}
 """Facts that hold for the step if they hold on any rank."""
+PIECES = "pieces"
 DIGEST_WORDS = DIGEST_BYTES // 8
 MAX_SHOWN = 8
 """Maximum number of rows, and ranks per row, that an error lists."""
@@ -48,6 +51,9 @@ class StepStats:
     """True if any rank was asked to stop."""
     save_failed: bool = False
     """True if any rank's background save failed."""
+    pieces: Sequence[PieceLoss] = ()
+    """Pieces of documents with the largest losses, of a skipped step all; empty if the run records
+    none."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Combined metrics by name, without those that no rank has measured."""
 
@@ -69,8 +75,8 @@ def gather(
     """Gather the statistics of all ranks' micro-batches. Collective.
 
     `losses` is this rank's contribution to Σ w·ℓ by row, [rows] for each micro-batch. `measured`
-    has this rank's flags and metrics, by name. Raises RunError on all ranks if they do not report
-    the `expected` rows, each once.
+    has this rank's flags, largest pieces and metrics, by name. Raises RunError on all ranks if they
+    do not report the `expected` rows, each once.
     """
     message = encode(batches, losses, sources, parallel, divisor, measured or {})
     return combine(_exchange(message, parallel.control), sources, expected)
@@ -86,7 +92,7 @@ def encode(
 ) -> torch.Tensor:
     """Return this rank's message, int64 [words]. If several ranks hold the same weights and row
     numbers, one of them reports these."""
-    table = {**FLAGS, **combinations()}
+    table = _table()
     assert measured.keys() <= table.keys(), f"{measured.keys() - table.keys()} have no combination"
     numbers: list[float] = []
     for key, combination in table.items():
@@ -126,7 +132,7 @@ def step_loss(
 
 def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
     """Combine all ranks' messages, int64 [ranks, words]."""
-    table = {**FLAGS, **combinations()}
+    table = _table()
     sizes = [3 * sources, *(combination.size for combination in table.values())]
     size = (messages.shape[1] - sum(sizes)) // (1 + DIGEST_WORDS)
     floats, rows, digests = messages.split([sum(sizes), size, DIGEST_WORDS * size], dim=1)
@@ -149,9 +155,15 @@ def combine(messages: torch.Tensor, sources: int, expected: range) -> StepStats:
         weights=weights,
         rows=[int(count) for count in counts],
         digests=bytes(joined),
+        pieces=metrics.pop(PIECES, ()),
         **{flag: bool(metrics.pop(flag, False)) for flag in FLAGS},
         metrics=metrics,
     )
+
+
+def _table() -> dict[str, Combination]:
+    """Return how ranks combine what they measure, in the order of the message."""
+    return {**FLAGS, PIECES: LargestPieces(), **combinations()}
 
 
 def _sums(

@@ -65,6 +65,9 @@ class Logger:
     def step(self, metrics: Entry, ledger: Entry) -> None:
         """Log a step's metrics and ledger entry."""
 
+    def documents(self, entry: Entry) -> None:
+        """Log the losses of a step's documents (dataplane/runlog/document_losses.py)."""
+
     def evaluation(self, entry: Entry) -> None:
         """Log the losses on held-out rows after a step."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, PlanStep
+from ...dataplane.runlog.document_losses import encode_step
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..loop.batches import RunPlan
 from ..loop.hooks.hook import Hook, StepRecord
@@ -107,6 +108,8 @@ class RunRecorder(Hook):
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
         for logger in self.loggers:
             logger.step(metrics, {**asdict(entry), **skip_fields})
+            if stats.pieces:
+                logger.documents(encode_step(step.number, sum(stats.losses), stats.pieces))
         if record.skipped is not None:
             message, where = record.skipped.message(self.plan, step, stats)
             self.event(record.skipped.kind, step.number, what=message, where=where, **skip_fields)

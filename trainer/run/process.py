@@ -24,6 +24,7 @@ from ..layout.devices import local_device, set_allocator
 from ..layout.groups import Parallel
 from ..layout.stages import list_chunks
 from ..loop.loop import LoopOptions
+from ..loop.synthetic import SyntheticPlan
 from .config import RunConfig
 from .job import Job
 
@@ -64,6 +65,7 @@ def build_loop_options(job: Job, parallel: Parallel, stop_after: int | None = No
         save_every=run.checkpoints.every,
         layers_every=run.watch.layers,
         noise_every=run.watch.noise,
+        records_documents=not isinstance(job.plan, SyntheticPlan),
         times_ranks=run.watch.straggler > 0 and parallel.world > 1,
         stop_after=stop_after,
     )

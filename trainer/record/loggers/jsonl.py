@@ -1,4 +1,4 @@
-"""JSON lines in the run's folder: metrics, ledger, evaluations and events. Every run has them.
+"""JSON lines in the run's folder: metrics, ledger, evaluations, events and losses of documents.
 
 Signals that few steps record go to signals.jsonl, which keeps their many columns short."""
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from ....dataplane.runlog.writer import LineWriter
 from ...loop.metrics import signal_keys
+from ...loop.synthetic import SyntheticPlan
 from ..logger import Entry, LoggedRun, Logger
 
 
@@ -17,7 +18,16 @@ class JsonLines(Logger):
         self.events = LineWriter(run.folder.events)
         self.evaluations = LineWriter(run.folder.evaluations)
         self.signals = LineWriter(run.folder.signals) if run.watch.signals else None
-        writers = (self.metrics, self.ledger, self.events, self.evaluations, self.signals)
+        has_documents = not isinstance(run.plan, SyntheticPlan)
+        self.pieces = LineWriter(run.folder.documents) if has_documents else None
+        writers = (
+            self.metrics,
+            self.ledger,
+            self.events,
+            self.evaluations,
+            self.signals,
+            self.pieces,
+        )
         self._writers = [writer for writer in writers if writer is not None]
 
     def step(self, metrics: Entry, ledger: Entry) -> None:
@@ -27,6 +37,10 @@ class JsonLines(Logger):
         if values and self.signals is not None:
             self.signals.write({"step": metrics["step"], "tokens": metrics["tokens"], **values})
         self.ledger.write(ledger)
+
+    def documents(self, entry: Entry) -> None:
+        if self.pieces is not None:
+            self.pieces.write(entry)
 
     def evaluation(self, entry: Entry) -> None:
         self.evaluations.write(entry)

@@ -1,0 +1,1 @@
+"""The losses of documents in a step's rows."""

@@ -1,0 +1,127 @@
+"""Sum a step's losses by piece: a document's part of a row.
+
+    losses by token, on the device ─┐
+    bounds of the pieces, on the host ─► Σ w·ℓ, Σ w by piece, on the device ─► added over cp and tp
+
+Every rank of a row knows all of its pieces; of a piece, each adds the tokens that it holds. Nothing
+waits for the device: the sums travel to the host with the step's other results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....dataplane.arrays import Int64
+from ....dataplane.runlog.document_losses import PieceLoss
+from ....models.config.options.names import Divisor
+from ....models.documents import copy_async
+from ....models.parallel.tensor import reduce
+from ...engines.objective import divisor_terms
+from ...layout.groups import Parallel
+from ..batches import PADDING, MicroBatch
+
+NO_PIECES = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class StepPieces:
+    """The pieces in this rank's rows of a step."""
+
+    rows: Int64
+    """[pieces] Row numbers; PADDING in padding rows."""
+    firsts: Int64
+    """[pieces] First token, counted in the row."""
+    sums: torch.Tensor
+    """fp64 [2 · pieces] Σ w·ℓ, then divisors, of all ranks that hold the rows; on the device."""
+
+    @classmethod
+    def empty(cls, device: torch.device) -> StepPieces:
+        """Return the pieces of a rank that computes no loss."""
+        return cls(NO_PIECES, NO_PIECES, torch.zeros(0, dtype=torch.float64, device=device))
+
+    @classmethod
+    def sum(
+        cls,
+        batches: Sequence[MicroBatch],
+        token_losses: Sequence[torch.Tensor],
+        parallel: Parallel,
+        divisor: Divisor,
+    ) -> StepPieces:
+        """Sum the losses of micro-batches by piece. Collective over the context and tensor axes."""
+        if not token_losses:
+            return cls.empty(parallel.device)
+        bounds = [_Bounds.of(batch, parallel) for batch in batches]
+        offsets, num_tokens = [], 0
+        for piece_bounds, losses in zip(bounds, token_losses, strict=True):
+            offsets.append(num_tokens + piece_bounds.offsets(losses.shape[1], parallel))
+            num_tokens += losses.numel()
+        weights = [
+            piece_bounds.sum_weights(batch, divisor, parallel)
+            for piece_bounds, batch in zip(bounds, batches, strict=True)
+        ]
+        # A batch's last offset is the next batch's first.
+        edges = np.concatenate([*(part[:-1] for part in offsets), [num_tokens]])
+        to_device = np.stack([edges, np.append(np.concatenate(weights), 0.0)])  # exact in fp64
+        edge_row, weight_row = copy_async(torch.from_numpy(to_device), parallel.device)
+        values = torch.cat([losses.reshape(-1) for losses in token_losses]).double()
+        losses_by_piece = torch.segment_reduce(values, "sum", offsets=edge_row.long(), unsafe=True)
+        sums = torch.cat([losses_by_piece, weight_row[:-1]])
+        with torch.no_grad():
+            for axis in (parallel.axes.tensor, parallel.axes.context):
+                sums = reduce(sums, axis)
+        return cls(
+            np.concatenate([piece_bounds.rows for piece_bounds in bounds]),
+            np.concatenate([piece_bounds.firsts for piece_bounds in bounds]),
+            sums,
+        )
+
+    def losses(self, sums: torch.Tensor, max_pieces: int | None = None) -> list[PieceLoss]:
+        """Return the losses of the pieces that have weight, from `sums` in host memory, in the
+        order of `order_pieces`."""
+        losses, weights = sums.numpy().reshape(2, -1)
+        counted = np.flatnonzero((weights != 0) & (self.rows != PADDING))
+        columns = [column[counted] for column in (self.rows, self.firsts, losses, weights)]
+        rank = np.where(np.isfinite(columns[2]), -columns[2], -np.inf)
+        order = np.lexsort([columns[1], columns[0], rank])[:max_pieces]
+        lists = (column[order].tolist() for column in columns)
+        return [PieceLoss(*piece) for piece in zip(*lists, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Bounds:
+    """The pieces of a micro-batch's rows."""
+
+    length: int
+    """Tokens of a whole row."""
+    ends: Int64
+    """[pieces + 1] Starts in whole rows laid side by side, then the end."""
+    rows: Int64
+    firsts: Int64
+
+    @classmethod
+    def of(cls, batch: MicroBatch, parallel: Parallel) -> _Bounds:
+        length = batch.tokens.shape[1] * parallel.axes.context.size
+        indices, firsts = np.divmod(batch.documents[:-1], length)
+        return cls(length, batch.documents, np.asarray(batch.rows)[indices], firsts)
+
+    def offsets(self, width: int, parallel: Parallel) -> Int64:
+        """Return the bounds in rows cut to the `width` tokens that this rank holds."""
+        context, tensor = parallel.axes.context, parallel.axes.tensor
+        first = context.part_range(self.length).start
+        if width * context.size < self.length:
+            first += tensor.part_range(self.length // context.size).start
+        indices, columns = np.divmod(self.ends, self.length)
+        return indices * width + np.clip(columns - first, 0, width)
+
+    def sum_weights(
+        self, batch: MicroBatch, divisor: Divisor, parallel: Parallel
+    ) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return the divisors of the pieces' tokens that this rank counts, fp64 [pieces]."""
+        terms = divisor_terms(batch.weights, divisor).double().flatten().numpy()
+        totals = np.concatenate([[0.0], terms.cumsum()]) * parallel.counts_tokens
+        return np.diff(totals[self.offsets(batch.weights.shape[1], parallel)])
