@@ -46,6 +46,10 @@ TRAINER = {
         "..reports.board.command:board",
         "Serve a live page of all runs in and below folders or URLs [runs], on this machine alone.",
     ),
+    "documents": (
+        "..reports.documents.command:documents",
+        "Rank the documents of a run by loss, beside their source's mean in the same step.",
+    ),
     "list": (
         "..reports.report.commands:list_command",
         "List the runs in and below folders [runs]: status, step, loss, speed, last checkpoint.",

@@ -14,6 +14,8 @@ from .exposure.cli import find
 from .proof.cli import prove, verify
 from .search.cli import search
 
+MAX_SHARES = 20
+"""Documents listed with their shares of a step's loss."""
 PLAN_ARGUMENT = "MIXTURE.yaml|PLAN.json|RUN"
 
 
@@ -230,7 +232,7 @@ def audit(
     """Show what rows hold: source, epoch, documents and the hash of their tokens.
 
     For a run's folder, --step also proves the rows by the run's ledger, and shows the losses that
-    the run recorded. `mixtures find` shows the rows of a document.
+    the run recorded, by source and by document. `mixtures find` shows the rows of a document.
 
     \b
     Examples:
@@ -243,6 +245,7 @@ def audit(
     from .audit.audit_rows import AuditedRow
     from .audit.auditor import Auditor
     from .audit.export import export_rows
+    from .audit.recorded_losses import add_losses, find_recorded, list_shares
     from .audit.recorded_step import describe_recorded_step
     from .planning.open_plan import open_plan
 
@@ -264,6 +267,11 @@ def audit(
             command.say(f"the {len(audited)} rows of step {step:,} match their hash in the ledger")
             if metrics := describe_recorded_step(opened.run, step):
                 command.say(metrics)
+            if recorded := find_recorded(opened.run, step):
+                audited = add_losses(audited, recorded)
+                command.say("recorded losses of documents, the largest share of the step's first:")
+                for share in list_shares(audited, recorded)[:MAX_SHARES]:
+                    command.say(f"  {share.format_text()}")
         elif opened.ledger and auditor.has_taken(step):
             command.say(f"the ledger begins after step {step}: nothing proves the rows below")
         elif opened.ledger:

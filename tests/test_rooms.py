@@ -46,6 +46,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
     "reports": (
         "board",
         "scores",
+        "documents",
         "report",
         "anneal",
     ),

@@ -193,7 +193,7 @@ def resume(
         _start_or_submit(job, stop_request, end, forks, slurm=slurm, dry_run=dry_run, **options)
 
 
-main.add_lazy(*lazy(TRAINER, "report", "board", "list"))
+main.add_lazy(*lazy(TRAINER, "report", "documents", "board", "list"))
 
 
 @main.command()

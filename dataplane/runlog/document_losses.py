@@ -46,10 +46,6 @@ class RecordedPieces(NamedTuple):
     """Σ w·ℓ over the step; NaN if it is not finite."""
     pieces: list[PieceLoss]
 
-    def share(self, piece: PieceLoss) -> float:
-        """Return a piece's part of the step's loss; NaN if either is not finite."""
-        return piece.loss / self.loss if self.loss else math.nan
-
 
 def encode_step(step: int, loss: float, pieces: Sequence[PieceLoss]) -> dict[str, Any]:
     """Return the line of a step."""

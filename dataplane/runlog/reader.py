@@ -68,6 +68,13 @@ class StepLines:
         """Return the bytes of the lines up to a step, with the step's."""
         return memoryview(self.data)[: self._offset(step + 1)]
 
+    def between(self, first: int, end: int) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the steps [first, end)."""
+        offset = self._offset(first)
+        while offset < self.end and (line := self._line(offset))["step"] < end:
+            yield line
+            offset = self._next(offset)
+
     def with_key(self, key: str) -> Iterator[dict[str, Any]]:
         """Yield the lines that have a key; other lines are not decoded."""
         text, offset = f'"{key}"'.encode(), 0

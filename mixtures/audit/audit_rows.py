@@ -30,6 +30,20 @@ class ThroughView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordedLoss:
+    """The loss that a run recorded for a document's piece; fields are keys of the JSON."""
+
+    loss: float | None
+    """Mean over the piece's tokens; None if it is not finite."""
+    share: float | None
+    """Part of the step's loss."""
+
+    def format_text(self) -> str:
+        loss = "loss not finite" if self.loss is None else f"loss {self.loss:.4g}"
+        return loss if self.share is None else f"{loss}, {self.share:.1%} of the step's"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DocumentInRow:
     """A contiguous piece of a document in a row; fields are keys of the JSON."""
 
@@ -48,20 +62,28 @@ class DocumentInRow:
     """Kept fields; None if the dataset keeps none."""
     view: ThroughView | None = None
     """View through which the row was read; None for a dataset with tokens."""
+    recorded: RecordedLoss | None = None
+    """None if the run has recorded no loss of this piece."""
 
     def json_data(self) -> dict[str, Any]:
         data = {name: value for name, value in vars(self).items() if value is not None}
-        return (
-            data | {"id": self.id} | ({} if self.view is None else {"view": self.view.json_data()})
-        )
+        data["id"] = self.id
+        if self.view is not None:
+            data["view"] = self.view.json_data()
+        if self.recorded is not None:
+            data |= vars(data.pop("recorded"))
+        return data
 
     def format_text(self) -> str:
         return (
             f"tokens {self.at:,} to {self.at + self.tokens:,}: document "
             f"{self.document:,}{format_id(self.id)}, its tokens {self.first:,} to "
             f"{self.first + self.tokens:,}, {format_place(self.file, self.position)}"
-            f"{describe_view(self.view)}{_format_fields(self.fields)}"
+            f"{describe_view(self.view)}{_format_fields(self.fields)}{self._format_loss()}"
         )
+
+    def _format_loss(self) -> str:
+        return "" if self.recorded is None else f"; {self.recorded.format_text()}"
 
 
 @dataclass(frozen=True, kw_only=True)

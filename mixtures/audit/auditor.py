@@ -92,6 +92,12 @@ class Auditor:
         """Tell, from the ledger, whether the run has taken this step."""
         return self._planned_step(number).first_row < (self._rows_taken or 0)
 
+    def documents(self, row: int) -> list[DocumentInRow]:
+        """List a row's documents from tables alone: no token is read."""
+        located = self.reader.stream.locate(np.array([row], np.int64))
+        dataset = self.reader.dataset(int(located.sources[0]))
+        return list(self._documents(dataset, located.spans(0)))
+
     def texts(self, row: int) -> list[str]:
         """Decode a row's documents, piece by piece."""
         located = self.reader.stream.locate(np.array([row], np.int64))

@@ -8,11 +8,14 @@ from typing import Any
 from ...console.errors import UserError
 from ...mixtures.audit.audit_rows import AuditedRow
 from ...mixtures.audit.auditor import Auditor
+from ...mixtures.audit.recorded_losses import find_recorded, list_shares
 from ...mixtures.planning.open_plan import open_plan
 from .runs import BoardRun
 
 PAGE_ROWS = 8
 """Rows on a page."""
+MAX_SHARES = 50
+"""Maximum number of documents listed with their losses."""
 MAX_CHARACTERS = 20_000
 """Maximum number of characters shown from a document's piece."""
 
@@ -56,7 +59,20 @@ class StepRows:
             "first": first,
             "page": PAGE_ROWS,
             "rows": page_rows,
+            "documents": self._shares(run, rows, step),
         }
+
+    def _shares(self, run: BoardRun, rows: list[AuditedRow], step: int) -> list[dict[str, Any]]:
+        """List the documents with recorded losses, the largest share of the step's loss first.
+        `page` is the number of the first row on the page with the document."""
+        recorded = find_recorded(run.url, step)
+        if recorded is None:
+            return []
+        numbers = {row.row: number for number, row in enumerate(rows)}
+        return [
+            {**share.json_data(), "page": numbers[share.rows[0]] // PAGE_ROWS * PAGE_ROWS}
+            for share in list_shares(rows, recorded)[:MAX_SHARES]
+        ]
 
     def _auditor(self, run: BoardRun) -> Auditor:
         assert run.plan is not None

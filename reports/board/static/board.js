@@ -249,7 +249,7 @@ async function openStep(id, step, first = 0) {
   let stepRows;
   try { stepRows = await json(`api/step/${id}/${step}?first=${first}`); }
   catch (error) { stepRows = { error: String(error.message) }; }
-  anew(drawer, () => drawer.replaceChildren(head, proof(stepRows), measured(stepRows), ...(stepRows.rows || []).map(rowCard), pager(stepRows, id, step)));
+  anew(drawer, () => drawer.replaceChildren(head, proof(stepRows), measured(stepRows), shares(stepRows, id, step), ...(stepRows.rows || []).map(rowCard), pager(stepRows, id, step)));
   for (const words of drawer.querySelectorAll("pre")) words.nextElementSibling.hidden = words.scrollHeight <= words.clientHeight + 1;
   drawer.scrollTop = 0;
   markCut();
@@ -270,6 +270,14 @@ function measured({ metrics, before }) {
     el("p", { class: "note" }, `phase ${metrics.phase} · gradient norm ${metrics.grad_norm === null ? "not finite" : human(metrics.grad_norm)} · learning rate ${human(metrics.lr)} · ${human(metrics.tokens_per_second)} tokens/s`,
       metrics.slowest_rank === undefined ? "" : ` · slowest rank ${metrics.slowest_rank}: the others wait for it in ${percent(metrics.slowest_lag)} of the step${metrics.slowest_steps > 1 ? `, for ${whole(metrics.slowest_steps)} steps in a row` : ""}`,
       metrics.skipped ? el("b", {}, ` · skipped: ${metrics.why}`) : ""));
+}
+function shares({ documents, metrics }, id, step) {
+  if (!documents?.length) return null;
+  const place = share => el("button", { class: "more", onclick: () => openStep(id, step, share.page) }, share.id || `document ${whole(share.document)}`);
+  const number = value => value === null ? "not finite" : value.toFixed(4);
+  const mean = share => metrics?.sources[share.source]?.loss;
+  return el("div", { class: "shares" }, table(["document", "source", "part of the step's loss", "loss", "source"],
+    documents.map(share => row([place(share), share.source, share.share === null ? "–" : percent(share.share), number(share.loss), number(mean(share) ?? null)]))));
 }
 function rowCard(audited) {
   return el("article", { class: "rowcard" },

@@ -1,0 +1,1 @@
+"""Rank the documents of a run by their losses."""
