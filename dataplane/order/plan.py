@@ -25,6 +25,7 @@ from ..storage import storage
 from ..storage.sealed import seal, unseal
 from .epochs.epoch import Cut
 from .fair.owed import Line
+from .refills import Refill
 from .simulation import Segment
 from .source_order import Position, SourceOrder, UnservedTokens
 from .timeline import PhaseRows, PhaseTimeline
@@ -34,6 +35,8 @@ VERSION = 1
 MAX_TABLE_ROWS = 1 << 17
 """Maximum rows in a table of constant shares."""
 REMAKE_HINT = "make the plan again with `mixtures plan`"
+SOURCE_ORDER = ("dataset", "order", "start", "refills")
+"""Fields of a source that decide its rows; a saved plan lacks `refills` if there are none."""
 NUM_STAIRS = 32
 """Stairs of a linear change, where a picture needs constant shares."""
 
@@ -52,6 +55,8 @@ class PlanSource:
     start: Position = field(default_factory=Position)
     unlearnt: tuple[tuple[int, int], ...] = ()
     """Token ranges [start, end) without weight in the loss, sorted. Not part of the order."""
+    refills: tuple[Refill, ...] = ()
+    """Draws that get the rows of later draws, sorted (refills.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +179,7 @@ class Plan(PhaseTimeline[Phase]):
             "isolate_documents": self.isolate_documents,
             "first_row": self.first_row,
             "sources": [
-                {name: source[name] for name in ("dataset", "order", "start")}
+                {name: source[name] for name in SOURCE_ORDER if name in source}
                 for source in data["sources"]
             ],
             "phases": [
@@ -230,6 +235,7 @@ class Plan(PhaseTimeline[Phase]):
                         "order": _order_from_json(source["order"]),
                         "start": _position_from_json(source["start"]),
                         "unlearnt": tuple(map(tuple, source.get("unlearnt", ()))),
+                        "refills": tuple(map(tuple, source.get("refills", ()))),
                     }
                 )
                 for source in data["sources"]
@@ -298,8 +304,9 @@ def _source_to_json(source: PlanSource) -> dict[str, Any]:
         "order": _order_to_json(source.order),
         "start": vars(source.start),
     }
-    if not source.unlearnt:
-        del data["unlearnt"]
+    for name in ("unlearnt", "refills"):
+        if not data[name]:
+            del data[name]
     return data
 
 

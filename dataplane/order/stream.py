@@ -23,6 +23,7 @@ from .fair.owed import OwedRows
 from .fair.slow_jobs import SlowTable
 from .kept_tables import load_tables
 from .plan import Plan
+from .refills import Refills
 from .simulation import estimate_simulated_rows, simulate
 from .source_order import Draws, Position, SourceOrder
 from .tables import Tables
@@ -150,6 +151,11 @@ class Stream:
         self.assignment = (
             _fair_assignment(plan, is_prefix=is_prefix) if fair else _table_assignment(plan)
         )
+        self.refills = {
+            index: Refills(source.refills)
+            for index, source in enumerate(plan.sources)
+            if source.refills
+        }
         self.spans = self._spans()
 
     def locate(self, rows: Int64) -> RowLocations:
@@ -157,6 +163,9 @@ class Stream:
         span = self.find_span(int(rows[0]))
         assert rows.min() >= span.first_row and rows.max() < span.end_row, "rows of two lengths"
         sources, draws = self.assignment.locate(rows - self.plan.first_row)
+        for source, refills in self.refills.items():
+            drawn = sources == source
+            draws[drawn] = refills.substitute(draws[drawn])
         located = span.draws.locate(sources, draws - span.counts[sources])
         return RowLocations(rows, span.length, sources, *located)
 
@@ -197,15 +206,21 @@ class Stream:
             drawn = int(self.counts(span.end_row)[source]) - first_draw
             if not drawn:
                 continue
-            last_epoch = order.advance(position, span.length, drawn - 1).epoch
+            refills = self.refills.get(source)
+            served = drawn if refills is None else refills.end_draw
+            last_epoch = order.advance(position, span.length, served - 1).epoch
             epoch_start = -position.row  # the draw with the epoch's row 0
             for epoch in range(position.epoch, last_epoch + 1):
                 if epoch > position.epoch:
                     position = Position(epoch=epoch)
                 owners, rows = order.find_rows(position, span.length, starts, ends)
                 draws = epoch_start + rows
-                is_drawn = (draws >= 0) & (draws < drawn)
-                rows = self.assignment.locate_draws(source, first_draw + draws[is_drawn])
+                is_drawn = np.flatnonzero((draws >= 0) & (draws < served))
+                draws = first_draw + draws[is_drawn]
+                if refills is not None:
+                    draws, is_served = refills.find_draws(draws, drawn)
+                    is_drawn = is_drawn[is_served]
+                rows = self.assignment.locate_draws(source, draws)
                 pairs.append(np.stack([owners[is_drawn], self.plan.first_row + rows]))
                 epoch_start += order.end_row(epoch, span.length, position.cuts)
         owners, rows = np.concatenate(pairs, axis=1)

@@ -70,6 +70,8 @@ def check_mixture(
     for key, value in (("chunk", mixture.chunk), ("window", mixture.window)):
         if value is not None and value < 1:
             yield MixtureFinding((key,), f"is {value:,}; it must be at least 1")
+    if mixture.refill and not mixture.without:
+        yield MixtureFinding(("refill",), "refills the rows of documents in `without`: name some")
     replayable = list(inherited.phases) if inherited else []
     for name, phase in mixture.phases.items():
         inherited_sources = inherited.sources if inherited else ()

@@ -99,6 +99,9 @@ class Mixture:
     without: tuple[str, ...] = added_field(())
     """Files of document ids (one a line, or a column `id`): their tokens have no weight in the
     loss. All rows stay in their places."""
+    refill: bool = added_field(False)
+    """Give each row with such documents the tokens of another row of its source, which the plan
+    would not serve otherwise. All other rows stay in their places."""
     after: After | None = None
     """Continue the stream of another run: tokens that it consumed are not served again."""
 

@@ -83,6 +83,12 @@ class BranchPoint:
 def open_branch_point(after: After) -> BranchPoint:
     """Find the row at which a mixture continues another run."""
     plan = Plan.load(storage.join(after.run, PLAN))
+    if any(source.refills for source in plan.sources):
+        raise PlanError(
+            f"the run {after.run} has refilled rows from beyond its end (`refill`), which a "
+            "continuation would serve again",
+            hint="continue a run whose mixture has `without` alone",
+        )
     step = _newest_checkpoint_step(after.run) if after.step is None else after.step
     if not plan.first_step <= step <= plan.end_step:
         raise PlanError(

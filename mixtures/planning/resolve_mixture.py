@@ -33,6 +33,7 @@ from .branch_point import (
     source_conflicts,
 )
 from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_rows
+from .refill import refill_rows
 from .shares import Shares, average_shares, fit_tables, make_line, phase_shares, split_stretches
 from .size_weights import describe_rule, size_weights
 from .supply import rows_left
@@ -108,6 +109,10 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
             [problem for problem in map(draft.locate_problem, shortages) if problem],
             hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
         )
+    if mixture.refill:
+        stream, findings = refill_rows(stream)
+        if findings:
+            raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
     return stream, opened
 
 

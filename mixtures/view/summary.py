@@ -93,6 +93,8 @@ class Summary:
     """Packed sources with known datasets."""
     unlearnt: Mapping[str, int]
     """Tokens in documents without loss, by source."""
+    refilled: Mapping[str, int]
+    """Refilled rows, by source."""
     worst_debt: WorstDebt
     """Largest distance between a source and its share."""
 
@@ -131,6 +133,7 @@ def summarize(
             for source in plan.sources
             if source.unlearnt
         },
+        refilled={source.name: len(source.refills) for source in plan.sources if source.refills},
         worst_debt=find_worst_debt(stream),
     )
 

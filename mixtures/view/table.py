@@ -148,6 +148,8 @@ def _notes(summary: Summary) -> Iterator[str]:
         )
     for source, tokens in summary.unlearnt.items():
         yield f"{source} has {tokens:,} tokens in documents without loss (`without`)."
+    for source, rows in summary.refilled.items():
+        yield f"{rows:,} rows of {source} are refilled with rows that follow the plan's last."
 
 
 def _worst_debt(summary: Summary) -> str:

@@ -132,6 +132,8 @@ READING = [
     Step("plan-read", "mixtures plan plan.json --tokens-per-second 1e3 --json"),
     Step("audit", "mixtures audit main --step 5 --text --json"),
     Step("audit-packed", "mixtures audit packed.yaml --rows 0:2 --json"),
+    Step("documents", "trainer documents main --worst 2 --json"),
+    Step("documents-by", "trainer documents main --by source --json"),
     Step("find", "mixtures find main --documents id-3,nobody --json"),
     Step("prove", "mixtures prove main --json"),
     Step("summary", "mixtures summary main --json"),

@@ -34,7 +34,7 @@ USES: dict[str, tuple[int, str]] = {
     ),
     "dataplane/runlog": (1, "world/main/ledger.jsonl"),
     "dataplane/tokenizers": (1, "world/corpora/dna/manifest.json"),
-    "mixtures/audit": (2, "printed/audit*.json"),
+    "mixtures/audit": (5, "printed/audit*.json, keys/board.json"),
     "mixtures/exposure": (3, "printed/find.json"),
     "mixtures/proof": (2, "world/proof.json"),
     "mixtures/lr_shapes": (1, "keys-of-yaml/mixture.txt"),
@@ -116,8 +116,8 @@ FORMATS: dict[str, str] = {
     "`scores.json` of an anneal": "world/anneal/scores.json",
     "`measured.json`": "files/run/measured.json",
     "`about.json` (run)": "world/main/about.json",
-    "`metrics.jsonl`, `events.jsonl`, `evaluations.jsonl`, `signals.jsonl`, `scores.jsonl`, "
-    "`recall.jsonl`": "world/main/metrics.jsonl",
+    "`metrics.jsonl`, `events.jsonl`, `evaluations.jsonl`, `signals.jsonl`, `documents.jsonl`, "
+    "`scores.jsonl`, `recall.jsonl`": "world/main/metrics.jsonl, world/main/documents.jsonl",
     "`board/`": "keys/board.json",
     "`~/.cache/headrace-kernels`": "keys/attestation.json",
     "`headrace-programs.json` in Triton's cache": "keys/programs.json",

@@ -50,7 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             name: {"data": str(folder / name), "max_epochs": 9} for name in ("web", "code")
         },
         "phases": {
-            "only": {"tokens": 6144, "seq_len": 32, "batch": 256, "weights": {"web": 0.75, "code": 0.25}}
+            "only": {
+                "tokens": 6144,
+                "seq_len": 32,
+                "batch": 256,
+                "weights": {"web": 0.75, "code": 0.25},
+            }
         },
     }
     (folder / "mixture.yaml").write_text(yaml.safe_dump(mixture))
