@@ -46,6 +46,7 @@ from headrace.trainer.engines.optimizers.adamw import AdamWConfig
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import create_groups
 from headrace.trainer.loop import loop
+from headrace.trainer.loop.documents.piece_losses import StepPieces
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
 
@@ -56,7 +57,8 @@ from .long._gpu_peers import transformer_by_hand
 TOKENS, DOCUMENTS, WARMUP = 32, 24, 4
 """Tokens of a row (whole blocks of every kernel, as on a GPU), documents of a packed row (those of
 16,384 tokens), steps before the first that is timed."""
-PASSES = ("forward", "backward", "engine", "step")
+PASSES = ("forward", "backward", "engine", "documents", "step")
+"""`documents` sums the losses by document, as runs of a mixture do."""
 MODELS: dict[str, ModelConfig] = {
     "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 64, 8, 4, 2, 16),
     "transformer-1b": hybrid("[attention] * 21", 64, 8, 4, 2, 16),
@@ -187,6 +189,7 @@ def run_headrace(
             (kind, "__call__", clock.timed("forward", forward)),
             (kind, "backward", clock.timed("backward", kind.backward)),
             (loop, "launch", clock.timed("engine", loop.launch)),
+            (StepPieces, "sum", clock.timed("documents", StepPieces.sum)),
         ):
             patched.enter_context(mock.patch.object(owner, name, timed))
         train(
@@ -198,6 +201,7 @@ def run_headrace(
             tokens=TOKENS,
             boundaries=lambda _: ends,
             guard=Guard(not_finite="skip"),  # what no kernel wrote is no number
+            records_documents=True,
         )
         return clock, len(launches) // (WARMUP + steps)
 
@@ -260,7 +264,7 @@ def main() -> None:
 
 
 def _describe(times: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {times[name]:.1f}" for name in PASSES) + " CPU ms"
+    return ", ".join(f"{name} {times[name]:.1f}" for name in PASSES if name in times) + " CPU ms"
 
 
 if __name__ == "__main__":

@@ -89,14 +89,16 @@ class SyntheticBatch:
     """[b, t] Loss weights: 1, or 0 in padding rows."""
     cu_seqlens: torch.Tensor
     """[b + 1] Bounds of the documents in b · seq_len tokens: each row is a document."""
-    documents: Int64
-    """[b + 1] As `cu_seqlens`."""
     rows: list[int]
     """[b] Row numbers; PADDING for padding rows, which are last."""
     sources: list[int]
     """[b] Index into the plan's sources."""
     digests: list[bytes]
     """One per row, without padding rows."""
+
+    @property
+    def documents(self) -> Int64:
+        return self.cu_seqlens.long().numpy()
 
 
 class SyntheticLoader:
@@ -156,7 +158,6 @@ class SyntheticLoader:
             targets=tokens[:, start + 1 : end + 1],
             weights=weights[:, start:end],
             cu_seqlens=torch.arange(self.micro_batch + 1, dtype=torch.int32) * length,
-            documents=(torch.arange(self.micro_batch + 1) * length).numpy(),
             rows=[*rows, *padding],
             sources=[0] * self.micro_batch,
             digests=digests,

@@ -25,7 +25,8 @@ from ...engines.objective import divisor_terms
 from ...layout.groups import Parallel
 from ..batches import PADDING, MicroBatch
 
-NO_PIECES = np.empty(0, np.int64)
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+NO_PIECES, NO_WEIGHTS = np.empty(0, np.int64), np.empty(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +37,18 @@ class StepPieces:
     """[pieces] Row numbers; PADDING in padding rows."""
     firsts: Int64
     """[pieces] First token, counted in the row."""
+    weights: Float64
+    """[pieces] Divisors of the tokens that this rank counts."""
     sums: torch.Tensor
-    """fp64 [2 · pieces] Σ w·ℓ, then divisors, of all ranks that hold the rows; on the device."""
+    """fp64 Σ w·ℓ by piece, of all ranks that hold the rows; if there are several, then their
+    divisors. On the device."""
 
     @classmethod
     def empty(cls, device: torch.device) -> StepPieces:
         """Return the pieces of a rank that computes no loss."""
-        return cls(NO_PIECES, NO_PIECES, torch.zeros(0, dtype=torch.float64, device=device))
+        return cls(
+            NO_PIECES, NO_PIECES, NO_WEIGHTS, torch.zeros(0, dtype=torch.float64, device=device)
+        )
 
     @classmethod
     def sum(
@@ -66,24 +72,30 @@ class StepPieces:
         ]
         # A batch's last offset is the next batch's first.
         edges = np.concatenate([*(part[:-1] for part in offsets), [num_tokens]])
-        to_device = np.stack([edges, np.append(np.concatenate(weights), 0.0)])  # exact in fp64
-        edge_row, weight_row = copy_async(torch.from_numpy(to_device), parallel.device)
+        device_edges = copy_async(torch.from_numpy(edges), parallel.device)
         values = torch.cat([losses.reshape(-1) for losses in token_losses]).double()
-        losses_by_piece = torch.segment_reduce(values, "sum", offsets=edge_row.long(), unsafe=True)
-        sums = torch.cat([losses_by_piece, weight_row[:-1]])
-        with torch.no_grad():
-            for axis in (parallel.axes.tensor, parallel.axes.context):
-                sums = reduce(sums, axis)
+        sums = torch.segment_reduce(values, "sum", offsets=device_edges, unsafe=True)
+        local_weights = np.concatenate(weights)
+        axes = [axis for axis in (parallel.axes.tensor, parallel.axes.context) if axis.size > 1]
+        if axes:
+            device_weights = copy_async(torch.from_numpy(local_weights), parallel.device)
+            sums = torch.cat([sums, device_weights])
+            with torch.no_grad():
+                for axis in axes:
+                    sums = reduce(sums, axis)
         return cls(
             np.concatenate([piece_bounds.rows for piece_bounds in bounds]),
             np.concatenate([piece_bounds.firsts for piece_bounds in bounds]),
+            local_weights,
             sums,
         )
 
     def losses(self, sums: torch.Tensor, max_pieces: int | None = None) -> list[PieceLoss]:
         """Return the losses of the pieces that have weight, from `sums` in host memory, in the
         order of `order_pieces`."""
-        losses, weights = sums.numpy().reshape(2, -1)
+        losses, weights = sums.numpy(), self.weights
+        if len(losses) > len(weights):
+            losses, weights = losses.reshape(2, -1)
         counted = np.flatnonzero((weights != 0) & (self.rows != PADDING))
         columns = [column[counted] for column in (self.rows, self.firsts, losses, weights)]
         rank = np.where(np.isfinite(columns[2]), -columns[2], -np.inf)
@@ -118,10 +130,12 @@ class _Bounds:
         indices, columns = np.divmod(self.ends, self.length)
         return indices * width + np.clip(columns - first, 0, width)
 
-    def sum_weights(
-        self, batch: MicroBatch, divisor: Divisor, parallel: Parallel
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def sum_weights(self, batch: MicroBatch, divisor: Divisor, parallel: Parallel) -> Float64:
         """Return the divisors of the pieces' tokens that this rank counts, fp64 [pieces]."""
-        terms = divisor_terms(batch.weights, divisor).double().flatten().numpy()
-        totals = np.concatenate([[0.0], terms.cumsum()]) * parallel.counts_tokens
-        return np.diff(totals[self.offsets(batch.weights.shape[1], parallel)])
+        sums = np.zeros(len(self.rows))
+        if parallel.counts_tokens:
+            terms = divisor_terms(batch.weights, divisor).numpy().reshape(-1)
+            offsets = self.offsets(batch.weights.shape[1], parallel)
+            held = np.flatnonzero(np.diff(offsets))  # `reduceat` knows no empty pieces
+            sums[held] = np.add.reduceat(terms, offsets[held], dtype=np.float64)
+        return sums
