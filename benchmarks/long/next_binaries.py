@@ -1,8 +1,11 @@
 """Binaries of next programs beside the confirmed ones whose place they would take.
 
-A line has a launch's registers, spilled bytes, shared memory and instructions, among these loads
-(LDG) and loads ahead of their use into shared memory (LDGSTS), and the warps that a multiprocessor
-holds. Sizes are those of a large model. Nothing runs: a device must confirm what counts promise.
+A line has a launch's registers, spilled bytes, shared memory, instructions, and among these loads
+ahead of their use into shared memory (LDGSTS), and the warps that a multiprocessor holds; then what
+one token costs: the instructions that its warps execute (_executed.py), the bytes of all arguments,
+each once, and the bytes between the multiprocessors and the L2 cache. The sums of a pass follow,
+beside its floor: the bytes of the op's inputs and outputs, each once. Sizes are those of a large
+model. Nothing runs: a device must confirm what counts promise.
 
     python -m benchmarks.long.next_binaries [--cards 90 80 100]
 """
@@ -10,33 +13,87 @@ holds. Sizes are those of a large model. Nothing runs: a device must confirm wha
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import sys
-import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / ".root"))  # headrace, if it is not installed
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import torch
 import triton
-from support.kernels.binaries import Launch, compiled, launches
+from support.kernels.binaries import Launch, compiled, launches_by_pass
 
 from headrace.models.attestation.cases.case import Case, InputShape
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import NEXT, choice
 
-SIZE = InputShape(1, 512, 4096)
+from ._executed import count_executed, disassemble
+
+SIZE = InputShape(1, 4096, 4096)
+HEADS, HEAD_DIM, STATE_SIZE = 64, 64, 128
 REGISTERS = 1 << 16
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 """Bytes of a multiprocessor's shared memory, by capability; a program takes a KiB more."""
-INSTRUCTION = re.compile(
-    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+ )?([A-Z][A-Z0-9_.]*)", re.MULTILINE
-)
+
+Turns = Callable[[dict[str, Any], Launch], Sequence[float]]
+TURNS: dict[str, Turns] = {
+    "ssd_span_states": lambda c, _: (c["CHUNKS"],),
+    "ssd_scan_states": lambda c, _: (SIZE.length / (c["AHEAD"] * 256),),
+    "ssd_outputs": lambda c, _: (c["CHUNKS"],),
+    # Of pairs of chunks; half of them have a span in common, the others end at once.
+    "ssd_backward_pairs": lambda c, _: (c["HEADS"],) if c["SAME"] else (1 / 3, c["HEADS"] / 2),
+    "ssd_backward_BC": lambda c, _: (2.5, 1.5, c["HEADS"]),
+    "ssd_backward_sum_BC": lambda c, _: (HEADS / 16,),
+    "ssd_backward_dt": lambda c, _: (4, 0, c["CHUNKS"], c["CHUNKS"]),
+    "ssd_walk_states": lambda c, _: (SIZE.length / c["CHUNK"],),
+    "ssd_chunk_outputs": lambda c, _: (c["HEADS"],),
+    "ssd_backward_scores": lambda c, _: (c["HEADS"],),
+    "ssd_backward_states": lambda c, _: (c["HEADS"],),
+    "ssd_backward_decays": lambda c, _: (0, 2),
+    "rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
+    "gated_rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
+}
+"""Turns of a program's loops, in the order of their addresses, from its constants."""
+
+
+@dataclass
+class PassCounts:
+    """Counts of a pass, for one token."""
+
+    instructions: float = 0.0
+    bytes: float = 0.0
+    l2_bytes: float = 0.0
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, launch: Launch, card: int) -> None:
+        binary = compiled(launch, card)
+        instructions = disassemble(binary.cubin)
+        warps = dict(launch.options).get("num_warps", 4)
+        turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
+        executed = count_executed(instructions, turns)
+        tokens = SIZE.rows * SIZE.length
+        token_instructions = executed.instructions * warps * launch.programs / tokens
+        self.instructions += token_instructions
+        self.bytes += launch.bytes / tokens
+        l2_bytes = executed.bytes * warps * launch.programs / tokens
+        self.l2_bytes += l2_bytes
+        resident = min(
+            REGISTERS // (binary.registers * 32 * warps), SHARED[card] // (binary.shared + 1024)
+        )
+        ahead = sum(instruction.opcode == "LDGSTS" for instruction in instructions)
+        spills = f", {binary.spilled} bytes spilled" if binary.spilled else ""
+        self.lines.append(
+            f"{launch.name} sm_{card}: {resident * warps} warps, {binary.registers} registers"
+            f"{spills}, {binary.shared} bytes shared, {len(instructions)} instructions, {ahead} "
+            f"LDGSTS; a token: {token_instructions:,.0f} instructions, "
+            f"{launch.bytes / tokens / 1024:.1f} KiB, L2 {l2_bytes / 1024:.1f} KiB "
+            f"[{launch.configuration}]"
+        )
 
 
 def main() -> int:
@@ -45,58 +102,54 @@ def main() -> int:
     cards = parser.parse_args().cards
     warnings.simplefilter("ignore")
     print(f"triton {triton.__version__}, bfloat16; compiled, not run: no device is needed")
-    cases = [
-        ssd_case(1, 64, state=False, packed=True, head_dim=64, state_size=128),
-        norm_case(outside=False, residual=True),
-        norm_case(outside=False),
-        gated_norm_case(1),
-    ]
-    for case in cases:
-        confirmed, following = (list_launches(case, kernels) for kernels in ((), NEXT))
-        for label, some, others in (
-            ("confirmed", confirmed, following),
-            ("next", following, confirmed),
-        ):
-            for launch in some:
-                if launch not in others:
-                    for card in cards:
-                        print(f"{label} {describe(launch, card)}", flush=True)
+    packed_ssd = ssd_case(
+        1, HEADS, state=False, packed=True, head_dim=HEAD_DIM, state_size=STATE_SIZE
+    )
+    inner, scores = HEADS * HEAD_DIM, 2 * STATE_SIZE
+    ssd_floors = (
+        ("x, B, C, dt in; y out", 2 * (2 * inner + scores + HEADS)),
+        ("x, B, C, dt, dy in; dx, dB, dC, ddt out", 2 * (3 * inner + 2 * scores + 2 * HEADS)),
+    )
+    for case, floors in (
+        (packed_ssd, ssd_floors),
+        (norm_case(outside=False, residual=True), None),
+        (norm_case(outside=False), None),
+        (gated_norm_case(1), None),
+    ):
+        for card in cards:
+            compare(case, floors, card)
     return 0
 
 
-def list_launches(case: Case, kernels: Iterable[str]) -> list[Launch]:
-    """Return the launches of one rank, with the next programs of these kernels."""
+def compare(case: Case, floors: Sequence[tuple[str, int]] | None, card: int) -> None:
+    """Print the launches of a case that differ, and the sums of its passes."""
+    confirmed, following = (list_launches(case, kernels) for kernels in ((), NEXT))
+    for index, name in enumerate(("forward", "backward")):
+        sums = []
+        for label, launches in (("confirmed", confirmed[index]), ("next", following[index])):
+            counts = PassCounts()
+            for launch in launches:
+                counts.add(launch, card)
+            for line in counts.lines:
+                if confirmed[index] != following[index]:
+                    print(f"{label} {line}", flush=True)
+            sums.append(
+                f"{label} {counts.instructions:,.0f} instructions, {counts.bytes / 1024:.1f} KiB, "
+                f"L2 {counts.l2_bytes / 1024:.1f} KiB"
+            )
+        if confirmed[index] != following[index]:
+            floor = ""
+            if floors is not None:
+                formula, floor_bytes = floors[index]
+                floor = f"; floor {floor_bytes / 1024:.1f} KiB: {formula}"
+            print(f"= {case.kernel} {name} sm_{card}, a token: {'; '.join(sums)}{floor}")
+
+
+def list_launches(case: Case, kernels: Iterable[str]) -> tuple[list[Launch], list[Launch]]:
+    """Return the launches of a forward and a backward pass, with the next programs of these
+    kernels."""
     with choice.next_programs(kernels):
-        every = launches(case, SIZE, torch.bfloat16)
-    return [launch for launch in every if not dict(launch.constants).get("CUT")]
-
-
-def describe(launch: Launch, card: int) -> str:
-    binary = compiled(launch, card)
-    names = INSTRUCTION.findall(_disassemble(binary.cubin))
-    loads, loads_ahead = (
-        sum(name.split(".")[0] == opcode for name in names) for opcode in ("LDG", "LDGSTS")
-    )
-    warps = dict(launch.options)["num_warps"]
-    programs = min(
-        REGISTERS // (binary.registers * 32 * warps), SHARED[card] // (binary.shared + 1024)
-    )
-    spills = f", {binary.spilled} bytes spilled" if binary.spilled else ""
-    return (
-        f"{launch.name} sm_{card}: {programs * warps} warps, {binary.registers} registers{spills}, "
-        f"{binary.shared} bytes shared, {len(names)} instructions, {loads} LDG, {loads_ahead} "
-        f"LDGSTS [{launch.configuration}]"
-    )
-
-
-def _disassemble(cubin: bytes) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run(
-            [tool, "-sass", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        return launches_by_pass(case, SIZE, torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from ..parallel.groups import find_axis
 from ..parallel.states import receive_state
-from . import choice
+from . import ssd_next
 from .launch import Programs
 from .layout import to_channels_last
 from .op import op
-from .ssd_launch import launch_options, tile_side
+from .ssd_limits import tile_side
 
 CHUNK = 64
 CHUNKS = 4
@@ -48,13 +48,17 @@ STATE_BLOCK = 512
 """State numbers per program, in ssd_scan_states."""
 AHEAD = 8
 """Spans that it loads ahead."""
+OPTIONS = {"num_warps": 8, "num_stages": 1}
+"""8 warps for programs with matrix products: accumulators fill the registers of four."""
+PAIR_OPTIONS = {"num_warps": 4, "num_stages": 1}
+"""64 rows are too few for eight warps."""
 
 
 @cache
 def _programs() -> Any:
-    from .programs import ssd, ssd_backward, ssd_next
+    from .programs import ssd, ssd_backward
 
-    return Programs(ssd), Programs(ssd_backward), Programs(ssd_next)
+    return Programs(ssd), Programs(ssd_backward)
 
 
 @dataclass(frozen=True)
@@ -118,10 +122,6 @@ class _Sizes:
     def grid(self) -> tuple[int, int, int]:
         return self.spans, self.heads, self.rows
 
-    def launch(self, program: str) -> dict[str, Any]:
-        """Return the constants and options of a program."""
-        return {**self.constants, **launch_options(program, fp32=self.fp32)}
-
 
 def _sizes(
     xBC: Tensor, dt: Tensor, positions: Tensor | None, head_dim: int, state_size: int
@@ -153,6 +153,10 @@ def ssd(
     dt_bias, A_log, D [heads]; state, the initial state, like the final one; positions [rows,
     length] for packed rows. `axis` names the context axis that shards the rows, or is empty.
     """
+    if ssd_next.runs(xBC):
+        return ssd_next.forward(
+            xBC, dt, dt_bias, A_log, D, state, positions, head_dim, state_size, axis
+        )
     sizes = _sizes(xBC, dt, positions, head_dim, state_size)
     xBC, dt = to_channels_last(xBC), to_channels_last(dt)
     x, B, C = _split_xBC(xBC, sizes)
@@ -163,14 +167,15 @@ def ssd(
     strides, programs = xBC.stride()[:2], _programs()[0]
     programs.ssd_span_states[sizes.grid](
         x, B, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
-        *strides, *strides, BACKWARD=False, **sizes.launch("span_states"),
+        *strides, *strides, BACKWARD=False, **sizes.constants, **OPTIONS,
     )  # fmt: skip
     states = _empty_states(xBC, sizes)
     final_state = _scan_states(contributions, states, state, span_decays, axis)
     out = torch.empty(sizes.rows, sizes.length, sizes.inner, dtype=xBC.dtype, device=xBC.device)
-    _launch_outputs(
-        sizes, x, C, B, delta, dA_cumsum, D.contiguous(), position_ids, states, out,
+    programs.ssd_outputs[sizes.grid](
+        x, C, B, delta, dA_cumsum, D.contiguous(), position_ids, states, out,
         *sizes.span_arguments, *strides, *strides, *out.stride()[:2], BACKWARD=False,
+        **sizes.constants, **OPTIONS,
     )  # fmt: skip
     return out, final_state, states, span_decays
 
@@ -178,8 +183,10 @@ def ssd(
 @ssd.register_fake
 def _(
     xBC: Tensor, dt: Tensor, dt_bias: Tensor, A_log: Tensor, D: Tensor, state: Tensor | None,
-    positions: Tensor | None, head_dim: int, state_size: int, *_: Any,
+    positions: Tensor | None, head_dim: int, state_size: int, axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    if ssd_next.runs(xBC):
+        return ssd_next.forward_shapes(xBC, dt, state, head_dim, state_size, axis)
     sizes = _sizes(xBC, dt, positions, head_dim, state_size)
     return (
         xBC.new_empty(sizes.rows, sizes.length, sizes.inner),
@@ -207,6 +214,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients for xBC, dt, (dt_bias, A_log, D) [3, heads] and the initial state. dy is
     y's gradient; states and span_decays come from the forward pass."""
+    if ssd_next.runs(xBC):
+        return ssd_next.backward(
+            dy, grad_final_state, xBC, dt, dt_bias, A_log, D, states, positions, head_dim,
+            state_size, axis,
+        )  # fmt: skip
     sizes = _sizes(xBC, dt, positions, head_dim, state_size)
     xBC, dt, dy = to_channels_last(xBC), to_channels_last(dt), to_channels_last(dy)
     x, B, C = _split_xBC(xBC, sizes)
@@ -214,12 +226,12 @@ def _backward(
     position_ids = delta if positions is None else positions.contiguous()
     (rows, heads, spans), chunks = (sizes.rows, sizes.heads, sizes.spans), sizes.chunks
     xBC_strides, dy_strides = xBC.stride()[:2], dy.stride()[:2]
-    forward_programs, programs, _ = _programs()
+    forward_programs, programs = _programs()
     contributions = _empty_states(delta, sizes)
     spanning_pairs = delta.new_empty(rows, spans, heads, _num_state_blocks(sizes))
     forward_programs.ssd_span_states[sizes.grid](
         dy, C, delta, dA_cumsum, position_ids, contributions, span_decays, *sizes.span_arguments,
-        *dy_strides, *xBC_strides, BACKWARD=True, **sizes.launch("span_states"),
+        *dy_strides, *xBC_strides, BACKWARD=True, **sizes.constants, **OPTIONS,
     )  # fmt: skip
     grad_states = torch.empty_like(states)
     grad_state = _scan_states(
@@ -227,9 +239,10 @@ def _backward(
     )
     grad_xBC = torch.empty(xBC.shape, dtype=xBC.dtype, device=xBC.device)
     grad_x, grad_B, grad_C = _split_xBC(grad_xBC, sizes)
-    _launch_outputs(
-        sizes, dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x,
+    forward_programs.ssd_outputs[sizes.grid](
+        dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x,
         *sizes.span_arguments, *dy_strides, *xBC_strides, *grad_xBC.stride()[:2], BACKWARD=True,
+        **sizes.constants, **OPTIONS,
     )  # fmt: skip
 
     heads_per_program = gcd(sizes.heads_per_group, MAX_HEADS)
@@ -243,7 +256,7 @@ def _backward(
             dy, x, B, C, delta, dA_cumsum, position_ids, pair_sums_t, pair_sums_s, D_terms,
             score_grads, sizes.length, sizes.padded_length, heads, sizes.heads_per_group, head_dim,
             state_size, *dy_strides, *xBC_strides, SAME=SAME, HEADS=heads_per_program,
-            **sizes.launch("pairs of a chunk" if SAME else "pairs"),
+            **sizes.constants, **PAIR_OPTIONS,
         )  # fmt: skip
     partial_grads = delta.new_empty(num_blocks, rows, sizes.length, state_size)
     for BACKWARD, values, target, source, boundary_states, state_pair_sums, value_strides, out in (
@@ -253,7 +266,7 @@ def _backward(
         programs.ssd_backward_BC[(chunks, num_blocks, rows)](
             values, target, source, delta, dA_cumsum, position_ids, boundary_states, score_grads,
             state_pair_sums, partial_grads, *sizes.span_arguments, *value_strides, *xBC_strides,
-            BACKWARD=BACKWARD, HEADS=heads_per_program, **sizes.launch("BC"),
+            BACKWARD=BACKWARD, HEADS=heads_per_program, **sizes.constants, **OPTIONS,
         )  # fmt: skip
         programs.ssd_backward_sum_BC[(chunks, sizes.groups, rows)](
             partial_grads, out, sizes.length, sizes.groups, blocks_per_group, state_size,
@@ -273,24 +286,15 @@ def _backward(
 @_backward.register_fake
 def _(
     dy: Tensor, grad_final_state: Tensor | None, xBC: Tensor, dt: Tensor, dt_bias: Tensor,
-    A_log: Tensor, D: Tensor, states: Tensor, *_: Any,
+    A_log: Tensor, D: Tensor, states: Tensor, span_decays: Tensor, positions: Tensor | None,
+    head_dim: int, state_size: int, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         xBC.new_empty(xBC.shape),
         dt.new_empty(dt.shape),
         dt.new_empty(3, dt.shape[2], dtype=torch.float32),
-        xBC.new_empty(len(xBC), *states.shape[2:], dtype=torch.float32),
+        xBC.new_empty(len(xBC), dt.shape[2], head_dim, state_size, dtype=torch.float32),
     )
-
-
-def _launch_outputs(sizes: _Sizes, *arguments: Any, BACKWARD: bool) -> None:
-    """Launch the program of y, or of dx."""
-    programs, _, next_programs = _programs()
-    program, grid = programs.ssd_outputs, sizes.grid
-    if "ssd" in choice.NEXT:
-        program = next_programs.ssd_outputs_by_chunk
-        grid = (sizes.chunks, sizes.heads, sizes.rows)
-    program[grid](*arguments, BACKWARD=BACKWARD, **sizes.launch("outputs"))
 
 
 def _split_xBC(xBC: Tensor, sizes: _Sizes) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,7 +14,7 @@ from ..config.precision import widen
 from ..documents import Documents
 from ..kernels import ssd as kernels
 from ..kernels.choice import uses_kernel
-from ..kernels.ssd_launch import unsupported_reason
+from ..kernels.ssd_limits import unsupported_reason
 from ..parallel.axes import ALONE, Axis
 from .scan import ssd
 

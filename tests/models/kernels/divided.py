@@ -20,7 +20,15 @@ from headrace.console.config import build
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.names import Kernel
 from headrace.models.documents import Documents
-from headrace.models.kernels import delta, gated_rms_norm, modal, selective_scan, ssd
+from headrace.models.kernels import (
+    choice,
+    delta,
+    gated_rms_norm,
+    modal,
+    selective_scan,
+    ssd,
+    ssd_next,
+)
 from headrace.models.layers.norms import GatedRMSNorm
 from headrace.models.model.model import Model
 from headrace.models.parallel.axes import ALONE, Axes, Axis
@@ -168,6 +176,12 @@ def main(store: str, rank: int) -> None:
         for direction in (False, True):
             with mock.patch.object(kernel, "receive_state", forgetful(direction)):
                 found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
+    ssd_next.CHUNK, ssd_next.DTYPES = 4, (torch.float32,)
+    with choice.next_programs(["ssd"]):
+        found["states of next programs"] = apart(context, "[ssd]")
+        for direction in (False, True):
+            with mock.patch.object(ssd_next, "receive_state", forgetful(direction)):
+                found[f"next programs, forgetful {direction}"] = apart(context, "[ssd]")
     print(json.dumps(found))
 
 

@@ -10,7 +10,7 @@ import torch
 from headrace.console.errors import LayoutError
 from headrace.models.kernels import choice
 from headrace.models.kernels.choice import find_device_problem, requests_kernel, uses_kernel
-from headrace.models.kernels.ssd_launch import unsupported_reason
+from headrace.models.kernels.ssd_limits import unsupported_reason
 
 GPU = torch.device("cuda", 0)
 

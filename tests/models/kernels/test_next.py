@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.kernels.binaries import Launch, compiled, launches
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headrace.models.attestation.cases.case import Case, InputShape
 from headrace.models.attestation.cases.scans import ssd_case
@@ -28,34 +30,45 @@ from headrace.trainer.run import process
 VALUES = """
 import json
 import torch
+from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases.case import Draw, InputShape
 from headrace.models.attestation.cases.compare import measure_errors
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
-from headrace.models.kernels import NEXT, choice, layout, ssd
-from headrace.models.kernels.programs import ssd_next
+from headrace.models.kernels import NEXT, choice, layout, ssd_next
 
 torch.set_num_threads(1)
-ssd.CHUNK, ssd.CHUNKS = 8, 2  # two spans of two chunks
+dtypes, ssd_next.DTYPES = ssd_next.DTYPES, (torch.float32, *ssd_next.DTYPES)
+ssd_next.CHUNK, ssd_next.STATE_BLOCK, ssd_next.MAX_HEADS = 8, 16, 2  # several of each
 layout.PROGRAMS = 4  # loops of several rows
 draw, shape = Draw(torch.float32, "cpu", 1), InputShape(1, 28, 72)
 norms = [*list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
-cases = [ssd_case(1, 2, state=False, packed=True), *norms]
+scans = [ssd_case(1, 4, state=True, packed=True), ssd_case(2, 2, state=False, packed=False)]
 with choice.next_programs(NEXT):
-    found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape) for case in cases}
-    program = ssd._programs()[2]
-    del program.ssd_outputs_by_chunk  # back to the module
-    planted = ssd_next.ssd_outputs_by_chunk
-    launched = []
+    found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape)
+             for case in (*scans, *norms)}
+    programs = ssd_next._programs()[0]
+    outputs, launched = programs.ssd_chunk_outputs, []
     class Without:
         def __getitem__(self, grid):
             launched.append(grid)
-            return lambda *arguments, **constants: planted[grid](
-                *arguments[:4], torch.zeros_like(arguments[4]), *arguments[5:], **constants)
-    program.ssd_outputs_by_chunk = Without()
-    without_decays = measure_errors(cases[0], draw, shape)
-print(json.dumps([found, without_decays, len(launched)]))
+            return lambda *arguments, **constants: outputs[grid](
+                *arguments[:3], torch.zeros_like(arguments[3]), *arguments[4:], **constants)
+    programs.ssd_chunk_outputs = Without()
+    without_decays = measure_errors(scans[0], draw, shape)
+    programs.ssd_chunk_outputs = outputs
+    correct_bf16()
+    rounded = measure_errors(scans[0], Draw(torch.bfloat16, "cpu", 1), shape)
+    ssd_next.DTYPES = dtypes
+    assert ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
+    assert not ssd_next.runs(torch.empty(0))
+assert not ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
+print(json.dumps([found, without_decays, len(launched), rounded]))
 """
+
+
+TESTS = str(Path(__file__).parents[2])
+PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 
 @pytest.mark.slow
@@ -63,17 +76,18 @@ def test_next_programs_are_right() -> None:
     """Negative control: without decays the next program of SSD is wrong, so it is what ran."""
     done = subprocess.run(
         [sys.executable, "-c", VALUES],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([TESTS, *PATH])},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    cases, without_decays, launched = json.loads(done.stdout)
-    assert len(cases) == 4
+    cases, without_decays, launched, rounded = json.loads(done.stdout)
+    assert len(cases) == 5
     for name, tensor_errors in cases.items():
         assert max(tensor_errors.values()) < 1e-5, name
     assert max(without_decays.values()) > 1e-2 and launched == 2
+    assert max(rounded.values()) < 2e-2
 
 
 SSD = ssd_case(1, 64, state=False, packed=True, head_dim=64, state_size=128)
@@ -121,10 +135,22 @@ def test_next_norms_hold_twice_the_warps(
 
 
 @pytest.mark.slow
-def test_next_programs_of_ssd_spill_little() -> None:
+def test_next_programs_of_ssd_spill_nothing() -> None:
     assert max(spilled for _, spilled in measure(SSD, "ssd_outputs")) >= 32
-    for program in ("ssd_outputs_by_chunk", "ssd_span_states", "ssd_backward_BC"):
-        assert max(spilled for _, spilled in measure(SSD, program, "ssd")) <= 8, program
+    for program in ("ssd_walk_states", "ssd_chunk_outputs", "ssd_backward_scores"):
+        assert max(spilled for _, spilled in measure(SSD, program, "ssd")) == 0, program
+
+
+def test_next_programs_of_ssd_keep_inputs_alone() -> None:
+    """For the backward pass: states at the starts of spans otherwise, a quarter of x here."""
+    x, dt = torch.empty(2, 512, 64 + 32, dtype=torch.bfloat16), torch.empty(2, 512, 4)
+    arguments = (x, dt, *torch.empty(3, 4), None, None, 16, 16, "")
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _, _, states, decays = torch.ops.headrace.ssd(*arguments)
+        with choice.next_programs(["ssd"]):
+            _, _, *kept = torch.ops.headrace.ssd(*arguments)
+    assert states.numel() == 2 * 2 * 4 * 16 * 16 and decays.numel() == 2 * 2 * 4
+    assert [tensor.numel() for tensor in kept] == [0, 0]
 
 
 def test_a_key_chooses_them() -> None:

@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,6 +64,10 @@ class Launch:
     divisible: tuple[int, ...]
     """Arguments that are multiples of 16."""
     options: tuple[tuple[str, int], ...]
+    programs: int = field(compare=False, default=1)
+    """Programs of the first launch."""
+    bytes: int = field(compare=False, default=0)
+    """Bytes of its tensors, each once."""
 
     @property
     def name(self) -> str:
@@ -75,6 +80,7 @@ class Launch:
         scalar = (
             *("modal_scan_states", "ssd_scan_states"),
             *("ssd_delta", "ssd_backward_dt", "ssd_backward_sum_BC", "delta_cumsum"),
+            *("ssd_decays", "ssd_backward_decays"),
         )
         return (
             self.name.startswith(("delta", "modal", "ssd", "toeplitz")) and self.name not in scalar
@@ -125,6 +131,28 @@ def launches(case: Case, shape: InputShape, dtype: torch.dtype) -> list[Launch]:
     return list(recorded)
 
 
+def launches_by_pass(
+    case: Case, shape: InputShape, dtype: torch.dtype
+) -> tuple[list[Launch], list[Launch]]:
+    """Return all launches of a forward and of a backward pass, on one rank."""
+    recorded: list[Launch] = []
+
+    def record(program: JITFunction, *args: Any, **options: Any) -> None:
+        recorded.append(_launch(program, args, options))
+
+    draw = Draw(dtype, "cpu", 0)
+    with (
+        mock.patch.object(JITFunction, "run", record),
+        mock.patch.object(choice, "INTERPRETED", True),
+    ):
+        with torch.no_grad():
+            case.run(**case.make(draw, shape))
+        num_forward = len(recorded)
+        recorded.clear()
+        evaluate(case.run, case.make(draw, shape), draw, torch.Tensor.clone)
+    return recorded[:num_forward], recorded[num_forward:]
+
+
 @contextmanager
 def divided() -> Iterator[None]:
     """Let kernels run as the first of two ranks; messages to the other rank are dropped."""
@@ -161,7 +189,19 @@ def _launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]
         tuple(constants.items()),
         tuple(divisible),
         tuple((name, options[name]) for name in OPTIONS if name in options),
+        prod(options["grid"]),
+        _bytes(value for value in given.values() if isinstance(value, torch.Tensor)),
     )
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of tensors; a view that lies in another one counts once."""
+    extents: dict[tuple[int, int], int] = {}
+    for x in tensors:
+        if x.numel():
+            key = x.untyped_storage().data_ptr(), x.storage_offset()
+            extents[key] = max(extents.get(key, 0), x.numel() * x.element_size())
+    return sum(extents.values())
 
 
 def compiled(launch: Launch, capability: int) -> Binary:
