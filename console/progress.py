@@ -24,16 +24,22 @@ def format_number(number: float) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Format bytes: 1490000000 → '1.49GB'; G stands for 10^9 bytes.
+    """Format bytes: 1490000000 → '1.49 GB'; G stands for 10^9 bytes.
 
     Memory is counted so too, as in hardware files, rates and GPU names.
     """
-    return f"{format_number(number).replace('B', 'G')}B"
+    text = format_number(number).replace("B", "G")
+    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} bytes"
 
 
 def format_count(number: float, things: str) -> str:
     """Format a count with its noun: '1 file', '1.2K files'."""
     return f"{format_number(number)} {things.removesuffix('s') if number == 1 else things}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Format the seconds of a step: 1.0193 → '1.019 s', 0.000132 → '0.132 ms'."""
+    return f"{seconds:.4g} s" if seconds >= 0.1 else f"{seconds * 1e3:.4g} ms"
 
 
 def format_duration(seconds: float) -> str:

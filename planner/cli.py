@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 REQUIRED = ("hardware", "gpus")
 
 
+ONE_PLAN = ("out", "explain", "html", "slow", "failures")
+"""Options that need a single number of devices."""
+
+
 @click.group("plan", cls=command.CommandGroup, invoke_without_command=True)
 @click.option("--model", metavar="NAME|FILE", help="A shipped model or a YAML.")
 @click.option(
@@ -37,7 +41,14 @@ REQUIRED = ("hardware", "gpus")
 @click.option(
     "--hardware", metavar="NAME|FILE", help="A shipped cluster (h100) or a file of figures."
 )
-@click.option("--gpus", type=click.IntRange(1), help="Devices of the run.")
+@click.option(
+    "--gpus",
+    metavar="N,…",
+    help="Devices of the run; several numbers (64,128,256) are compared in a table.",
+)
+@click.option(
+    "--tokens", metavar="SIZE", help="Tokens of the run: what days and GPU-hours it takes."
+)
 @click.option(
     "--memory",
     type=click.FloatRange(0, 1, min_open=True),
@@ -91,6 +102,8 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
       trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 --gpus 64
       trainer plan --model zamba2-7b --mixture m.yaml --hardware h100 --gpus 64 --html page.html
       trainer plan --module mine.vit:modules --batch-rows 4096 --hardware h100 --gpus 64
+      trainer plan --model llama2-7b --seq-len 4096 --batch-tokens 4Mi --hardware h100 \\
+          --gpus 64,128,256 --tokens 2T
       trainer plan show plan.yaml
 
     More: docs/planner.md
@@ -105,28 +118,36 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
     from .measure.tables import check_outputs
+    from .scaling import describe_scales, dump_scale, parse_counts, parse_tokens, summarize
     from .search.make import explain, make_plans, parse_settings
-    from .show import compare_candidates, describe_plans, dump_explained
+    from .show import compare_candidates, dump_explained
+    from .table import describe_plans
 
     check_outputs(options["out"], options["html"])
+    options["gpus"], tokens = parse_counts(options["gpus"]), parse_tokens(options)
+    if len(options["gpus"]) > 1:
+        _compare_counts(options, tokens, as_json)
+        return
     settings = parse_settings(options["explain"]) if options["explain"] else None
     simulate = _parse_simulation(options)
     plans = make_plans(_build_request(options))
     explained = explain(plans, settings) if settings else []
     outlooks = simulate(plans, explained)
+    scales = [] if tokens is None else [summarize(plans, plans.phases[0], tokens)]
     if as_json:
         command.emit(
             {
                 **_dump_plans(plans),
                 "explained": dump_explained(explained, settings),
                 "simulated": {outlook.title: outlook.dump() for outlook in outlooks},
+                "scales": [dump_scale(scale) for scale in scales],
             }
         )
     from .modules.costs import ModuleCosts, describe_kinds
 
     if isinstance(costs := plans.phases[0].costs, ModuleCosts):
         command.say("\n".join(describe_kinds(costs)))
-    command.say("\n".join(describe_plans(plans)))
+    command.say("\n".join([*describe_plans(plans), *describe_scales(scales)]))
     for phase_search, answer in explained:
         if isinstance(answer, Exception):
             lines = [str(answer)]
@@ -140,6 +161,18 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         _write_plan(plans, options["out"])
     if options["html"] is not None:
         _write_page(plans, outlooks, options)
+
+
+def _compare_counts(options: dict[str, Any], tokens: int | None, as_json: bool) -> None:
+    """Print a table of the best plans on several numbers of devices."""
+    from .scaling import describe_scales, dump_scale, plan_scales
+
+    if unused := [f"--{name}" for name in ONE_PLAN if options[name]]:
+        raise click.UsageError(f"{', '.join(unused)}: give one number of devices (--gpus)")
+    scales = plan_scales(_build_request(options), options["gpus"], tokens)
+    if as_json:
+        command.emit([dump_scale(scale) for scale in scales])
+    command.say("\n".join(describe_scales(scales)))
 
 
 plan.add_command(price)
@@ -251,7 +284,7 @@ def _parse_simulation(options: dict[str, Any]) -> Callable[[Plans, Explained], l
     from .simulation.slow import parse_slowdown
     from .simulation.step import Simulation
 
-    slow = [parse_slowdown(text, options["gpus"]) for text in options["slow"]]
+    slow = [parse_slowdown(text, options["gpus"][0]) for text in options["slow"]]
     failures = parse_failures(options["failures"] or "")
     needed = bool(slow) or any(options[name] is not None for name in ("html", "failures"))
 
@@ -294,7 +327,7 @@ def _build_request(options: dict[str, Any]) -> PlanRequest:
         modules=modules,
         run=run,
         hardware=hardware,
-        gpus=options["gpus"],
+        gpus=options["gpus"][0],
         phases=parse_phases(options),
         memory=options["memory"],
         roofline=options["roofline"],
@@ -328,6 +361,7 @@ def _write_plan(plans: Plans, out: str) -> None:
 
 def _dump_plans(plans: Plans) -> dict[str, Any]:
     from ..console.config import plain
+    from .table import dump_ideas
 
     return {
         "plan": plain(plans.best) if plans.best is not None else None,
@@ -340,6 +374,7 @@ def _dump_plans(plans: Plans) -> dict[str, Any]:
                     {**candidate.grid.settings(), "seconds": candidate.solution.price}
                     for candidate in phase.outcome.candidates
                 ],
+                "ideas": dump_ideas(plans.request, phase),
             }
             for phase, best in zip(plans.phases, plans.by_phase, strict=True)
         ],

@@ -1,4 +1,4 @@
-"""Tables of plans for a person."""
+"""Plans for a person: layout, time and memory by part, and how they compare."""
 
 from __future__ import annotations
 
@@ -6,62 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..console.errors import PlanError
-from ..console.progress import format_bytes
+from ..console.progress import format_bytes, format_seconds
 from ..models.accounting.state import device_bytes
 from ..models.config.options.recompute import Rule
 from ..trainer.run.layout_plan import LayoutPlan
 from .grid.grid import distinct_names
 from .grid.settings import Settings
-from .memory.model_parts import count_threads
 from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
-from .search.make import PhaseSearch, Plans
+from .search.make import PhaseSearch
 from .search.outcome import Candidate
 from .search.priced_run import PricedRun
 
 PROVED = 1e-6
 """Relative difference between price and bound below which a plan is proved best."""
-
-
-def describe_plans(plans: Plans) -> list[str]:
-    """Return the best plans of every phase, then the plan that serves all phases."""
-    lines = []
-    for phase_search in plans.phases:
-        lines += [_describe_phase(phase_search), *_describe_candidates(phase_search), ""]
-    if len(plans.phases) > 1 and plans.best is None:
-        lines.append("no plan of one phase runs all phases: plan each by itself (--seq-len)")
-    elif plans.best is not None:
-        lines += describe_plan(plans.best)
-    return lines
-
-
-def _describe_phase(phase_search: PhaseSearch) -> str:
-    costs, outcome = phase_search.costs, phase_search.outcome
-    phase = costs.phase
-    length = "" if costs.module else f" × {phase.seq_len:,} tokens"
-    line = (
-        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; {outcome.grids:,} layouts "
-        f"of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
-    )
-    if costs.device == "cpu":
-        threads = count_threads(costs.run, costs.device)
-        line += f"; memory for ranks of {threads} thread{'s' * (threads > 1)}"
-    return line
-
-
-def _describe_candidates(phase_search: PhaseSearch) -> list[str]:
-    """Return two lines per candidate: time, memory and layout, then the parts of both."""
-    candidates = phase_search.outcome.candidates
-    names = distinct_names([candidate.grid for candidate in candidates])
-    lines = []
-    for number, (candidate, name) in enumerate(zip(candidates, names, strict=True), start=1):
-        seconds, memory = split_totals(candidate)
-        price = candidate.solution.price
-        lines += [
-            f"{number:>3}  {price:.4g} s  {format_bytes(device_bytes(memory))}  "
-            f"{name}{_describe_gap(price, candidate.solution.bound)}",
-            f"     {_format_shares(seconds, price)}; {_format_sizes(memory)}",
-        ]
-    return lines
+SMALL = 1e-3
+"""Fraction of a step or of its bytes below which parts are added up."""
 
 
 def split_totals(candidate: Candidate) -> tuple[dict[str, float], dict[str, int]]:
@@ -95,11 +54,11 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
     for phase in planned.phases:
         rate = phase.batch_tokens / phase.seconds / planned.gpus
         lines.append(
-            f"phase        {phase.name}: {phase.seconds:.4g} s a step, {rate:,.0f} {unit}/s on "
-            "each device"
+            f"phase        {phase.name}: {format_seconds(phase.seconds)} a step, {rate:,.0f} "
+            f"{unit}/s on each device"
         )
     lines.append(
-        f"time         {predicted.seconds:.4g} s"
+        f"time         {format_seconds(predicted.seconds)}"
         f"{_describe_gap(predicted.seconds, predicted.bound)}: "
         f"{_format_shares(predicted.by, predicted.seconds)}"
     )
@@ -108,7 +67,7 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
     )
     if (measured := plan.measured) is not None:
         memory = f", {format_bytes(measured.memory)}" if measured.memory else ""
-        lines.append(f"measured     {measured.seconds:.4g} s{memory}, on {measured.date}")
+        lines.append(f"measured     {format_seconds(measured.seconds)}{memory}, on {measured.date}")
     if predicted.estimated:
         lines.append(
             f"estimated    {', '.join(predicted.estimated)}: no measured rate; priced by bytes and "
@@ -125,13 +84,15 @@ def compare_candidates(best: Candidate, candidate: Candidate) -> list[str]:
     name, best_name = distinct_names([candidate.grid, best.grid])
     lines = [
         f"{name} against the best, {best_name}",
-        f"{price:.4g} s against {best_price:.4g} s of the best ({price / best_price - 1:+.1%}); "
+        f"{format_seconds(price)} against {format_seconds(best_price)} of the best "
+        f"({price / best_price - 1:+.1%}); "
         f"{format_bytes(device_bytes(memory))} against {format_bytes(device_bytes(best_memory))}",
     ]
     for part, meaning in PARTS.items():
         change = times.get(part, 0.0) - best_times.get(part, 0.0)
         if abs(change) > 0.002 * best_price:
-            lines.append(f"    {part:<10}{change:+.4g} s  {meaning}")
+            sign = "+" if change > 0 else "−"
+            lines.append(f"    {part:<10}{sign}{format_seconds(abs(change))}  {meaning}")
     return lines
 
 
@@ -206,11 +167,23 @@ def _describe_gap(price: float, bound: float) -> str:
 
 
 def _format_shares(seconds_by_part: Mapping[str, float], price: float) -> str:
-    return ", ".join(f"{part} {seconds / price:.1%}" for part, seconds in seconds_by_part.items())
+    """Return the parts of a step, largest first."""
+    parts = merge_small(seconds_by_part, price)
+    return ", ".join(f"{part} {seconds / price:.1%}" for part, seconds in parts.items())
 
 
 def _format_sizes(memory: Mapping[str, int]) -> str:
-    return ", ".join(f"{part} {format_bytes(size)}" for part, size in memory.items())
+    """Return the parts of bytes, largest first."""
+    parts = merge_small(memory, sum(memory.values()))
+    return ", ".join(f"{part} {format_bytes(size)}" for part, size in parts.items())
+
+
+def merge_small(parts: Mapping[str, float], total: float) -> dict[str, float]:
+    """Sort parts from the largest on; those under a thousandth of the total are one."""
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    merged = {part: size for part, size in ordered if size >= SMALL * total}
+    small = sum(size for _, size in ordered if size < SMALL * total)
+    return {**merged, "others": small} if small else merged
 
 
 def _format_rule(rule: Rule) -> str:

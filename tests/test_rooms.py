@@ -39,6 +39,8 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "search",
         "simulation",
         "show",
+        "table",
+        "scaling",
         "price",
         "tune",
         "cli",

@@ -91,8 +91,14 @@ class Grid:
     def name(self) -> str:
         """Return one line with the settings in which layouts differ most."""
         layout = self.layout
-        axes = [f"pp {layout.pp}", f"dp {self.shape.dp}", f"cp {layout.cp}", f"tp {layout.tp}"]
-        axes += [f"ep {layout.ep}"] * (layout.ep > 1)
+        axes = {"pp": layout.pp, "dp": self.shape.dp, "cp": layout.cp, "tp": layout.tp}
+        axes["ep"] = layout.ep
+        degrees = [f"{name} {size}" for name, size in axes.items() if size > 1 or name == "dp"]
+        return f"{' × '.join(degrees)}, {self.describe_variant()}"
+
+    def describe_variant(self) -> str:
+        """Return rows, engine, schedule and form: all but the degrees."""
+        layout = self.layout
         details = [self._engine_for_ranks.describe_with_layout(layout)]
         if layout.pp > 1:
             chunks = f" × {layout.chunks}" if layout.chunks > 1 else ""
@@ -100,7 +106,7 @@ class Grid:
         if layout.cp > 1 and layout.attention != "a2a":
             details.append(layout.attention)
         batch = f"{self.shape.micro_batches} × {self.shape.rows} rows"
-        return f"{' × '.join(axes)}, {batch}, {', '.join(details)}"
+        return ", ".join([batch, *details])
 
 
 def distinct_names(grids: Sequence[Grid]) -> list[str]:
@@ -233,10 +239,7 @@ def list_settings() -> list[str]:
 def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfig]:
     """Yield all candidate engines, which share their state among all ranks of a stage or within a
     node. Among equally fast engines the first wins: the one that needs fewer packages."""
-    ranks, layout = shape.dp * shape.layout.cp, shape.layout
-    node_ranks = max(1, per_node // layout.tp)
-    within_node = 1 < node_ranks < ranks and ranks % node_ranks == 0
-    shards = [None, node_ranks] if within_node else [None]
+    ranks, shards = shape.dp * shape.layout.cp, list_shards(shape, per_node)
     for name, kind in sorted(ENGINES.items(), key=lambda item: len(item[1].packages)):
         for shard in shards:
             candidates = _candidates(kind, shard, ranks == 1)
@@ -246,6 +249,13 @@ def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfi
                     hint="name them in its `candidates`",
                 )
             yield from candidates
+
+
+def list_shards(shape: LayoutShape, per_node: int) -> list[int | None]:
+    """Return how many ranks may share a copy of the state: all (None), or those of a node."""
+    ranks, node_ranks = shape.dp * shape.layout.cp, max(1, per_node // shape.layout.tp)
+    within_node = 1 < node_ranks < ranks and ranks % node_ranks == 0
+    return [None, node_ranks] if within_node else [None]
 
 
 @cache

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 
+IDEAS = 10
+"""Ideas whose best plans are shown."""
 TABLES: Mapping[str, Mapping[str, Any]] = {"schedule": SCHEDULES, "engine": ENGINES}
 """Known values of settings that are names."""
 
@@ -120,7 +122,9 @@ def make_plans(request: PlanRequest) -> Plans:
     check_figures(phase_costs, request.gpus)
     phases = []
     for costs in phase_costs:
-        outcome = search(costs, request.gpus, request.budget, simulate=request.simulate)
+        outcome = search(
+            costs, request.gpus, request.budget, num_ideas=IDEAS, simulate=request.simulate
+        )
         if not outcome.candidates:
             raise build_no_plan_error(request, costs, outcome)
         phases.append(PhaseSearch(costs, outcome))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ...models.accounting.step import Timeline
 from ..division.problem import Choice, Problem, Solution
 from ..grid.grid import Grid
+from .ideas import Idea
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Candidate:
 class SearchOutcome:
     candidates: list[Candidate] = field(default_factory=list)
     """Best first."""
+    by_idea: dict[Idea, Candidate] = field(default_factory=dict)
+    """The best candidate of each idea that was searched."""
+    kinds: set[str] = field(default_factory=set)
+    """Kinds of parallelism that the searched shapes may have."""
     refused: Counter[str] = field(default_factory=Counter)
     """Reasons why layouts cannot run, with counts."""
     shapes: int = 0
@@ -46,6 +51,20 @@ class SearchOutcome:
     candidates."""
     states: int = 0
     """Grids where the state alone exceeds the budget."""
+
+    @property
+    def ideas(self) -> list[Candidate]:
+        """The best candidates of different ideas, best first."""
+        return sorted(self.by_idea.values(), key=lambda candidate: candidate.solution.price)
+
+    @property
+    def all_candidates(self) -> list[Candidate]:
+        return [*self.candidates, *self.by_idea.values()]
+
+    def best_with(self, kind: str) -> Candidate | None:
+        """Return the best candidate with a kind of parallelism; None without one."""
+        candidates = (c for idea, c in self.by_idea.items() if kind in idea.kinds)
+        return min(candidates, key=lambda c: c.solution.price, default=None)
 
 
 def choices_by_layer(problem: Problem, solution: Solution) -> list[Choice]:

@@ -8,7 +8,6 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...dataplane.runlog import writer as lines
-from ...models.config.options.recompute import expand_rules
 from ...trainer.folders.folder import RunFolder
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
@@ -19,6 +18,7 @@ from .assemble import build_layout_plan
 from .given_layout import price_run
 from .make import PhaseSearch, PlanRequest, build_machine, merge_equal_phases
 from .search import search
+from .utilisation import compute_mfu
 
 if TYPE_CHECKING:
     from ...dataplane.order.timeline import PhaseRows
@@ -109,21 +109,6 @@ def price_phases(request: PlanRequest, *, searches: bool) -> list[PricedRun]:
             )
         )
     return priced
-
-
-def compute_mfu(request: PlanRequest, seq_len: int, tokens_per_second: float) -> float | None:
-    """Return the utilisation that a run of this speed would record."""
-    from ...trainer.record.speed import count_speed
-
-    peaks = [peak.rate for peak in request.hardware.file.peaks if peak.precision == "bf16"]
-    if not peaks:
-        return None
-    run, model = request.run, request.model
-    rules = expand_rules(run.recompute, len(model.layers))
-    peak = peaks[0] * request.gpus
-    return count_speed(model, {seq_len}, rules=rules, peak=peak, fp8=run.fp8).mfu(
-        seq_len, tokens_per_second
-    )
 
 
 def resolve_run(run: RunConfig, device: Any) -> RunConfig:

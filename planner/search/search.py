@@ -6,8 +6,8 @@
     plan      + cuts, choices of layers  priced by events
 
 A heap holds nodes on all three levels. The search pops the node with the lowest bound, expands it
-and pushes its children. It stops when as many finished plans as requested cost less than the next
-bound.
+and pushes its children, unless the bound exceeds the prices of all questions that the node may
+answer: the best plans, the best plan of each idea, and with each kind of parallelism (ideas.py).
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from ..division.fit import fit
 from ..division.interleaved import interleaved_estimate
 from ..division.pricing import price_division
 from ..division.problem import Problem, Solution
-from ..grid.grid import Grid, LayoutShape, enumerate_shapes
+from ..grid.grid import Grid, LayoutShape, enumerate_shapes, list_shards
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs
 from .exchange import PricedPlan, exchange_choices
+from .ideas import Idea, name_idea, name_shape
 from .outcome import Candidate, SearchOutcome, choices_by_layer
 from .proof.min_memory import FittingPlan, build_floors, prove
 
 BEST = 10
 """Plans that a search returns."""
+FACTOR = 2.0
+"""Ideas that take more than this multiple of the best step are not searched."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -62,10 +65,12 @@ def search(
     *,
     settings: Settings | None = None,
     num_best: int = BEST,
+    num_ideas: int = 0,
     simulate: bool = False,
 ) -> SearchOutcome:
-    """Return the best plans within `budget` bytes per device."""
-    return LayoutSearch(costs, num_gpus, budget, settings, num_best, simulate).run()
+    """Return the best plans within `budget` bytes per device; with `num_ideas`, also the best plans
+    of different ideas."""
+    return LayoutSearch(costs, num_gpus, budget, settings, num_best, num_ideas, simulate).run()
 
 
 class LayoutSearch:
@@ -78,14 +83,22 @@ class LayoutSearch:
         budget: float,
         settings: Settings | None,
         num_best: int,
+        num_ideas: int,
         simulate: bool,
     ) -> None:
         self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
-        self.settings, self.num_best, self.simulate = settings, num_best, simulate
+        self.settings, self.simulate = settings, simulate
+        self.num_best, self.num_ideas = num_best, num_ideas
         self.outcome = SearchOutcome()
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        """Bound, order of arrival, and the method that expands the node."""
+        self._heap: list[tuple[float, int, Sequence[Idea], Callable[[], None]]] = []
+        """Bound, order of arrival, the ideas that the node may have, and the method that expands
+        it."""
         self._arrivals = count()
+        self._idea_prices: dict[Idea, float] = {}
+        self._kind_prices: dict[str, float] = {}
+        """Price of the best candidate with a kind of parallelism."""
+        self._last_idea_price = math.inf
+        """Price of the last idea among those that are shown; infinite while there are fewer."""
         self._grids: list[Grid] = []
         """Layouts whose state is within the budget."""
         self._state_fits: dict[tuple[object, ...], bool] = {}
@@ -95,27 +108,43 @@ class LayoutSearch:
         """Expand nodes until none has a bound below the worst of the best candidates."""
         self._push_shapes()
         while self._heap:
-            bound, _, expand = heapq.heappop(self._heap)
-            if bound >= self._ceiling:
-                break
-            expand()
+            bound, _, ideas, expand = heapq.heappop(self._heap)
+            if bound < self._ceiling(ideas):
+                expand()
         if not self.outcome.candidates:
             self._prove_infeasible()
-        candidates = (improve_choices(self.costs, c) for c in self.outcome.candidates)
-        self.outcome.candidates = sorted(candidates, key=_rank)
+        improved = {id(c): improve_choices(self.costs, c) for c in self.outcome.all_candidates}
+        self.outcome.candidates = sorted(
+            (improved[id(candidate)] for candidate in self.outcome.candidates), key=_rank
+        )
+        self.outcome.by_idea = {
+            idea: improved[id(candidate)] for idea, candidate in self.outcome.by_idea.items()
+        }
         return self.outcome
 
-    @property
-    def _ceiling(self) -> float:
-        """Price of the worst of the best candidates; infinite while there are fewer."""
+    def _ceiling(self, ideas: Sequence[Idea]) -> float:
+        """Return the price above which plans of these ideas answer no question: that of the worst
+        of the best candidates, or of the best candidate of the idea."""
         candidates = self.outcome.candidates
         if len(candidates) < self.num_best:
             return math.inf
-        return candidates[self.num_best - 1].solution.price
+        ceiling = candidates[-1].solution.price
+        if not self.num_ideas:
+            return ceiling
+        farthest = FACTOR * candidates[0].solution.price
+        return max(ceiling, min(farthest, max(map(self._idea_ceiling, ideas))))
 
-    def _push(self, bound: float, expand: Callable[[], None]) -> None:
-        if bound < self._ceiling:
-            heapq.heappush(self._heap, (bound, next(self._arrivals), expand))
+    def _idea_ceiling(self, idea: Idea) -> float:
+        """Return the price of the idea's best candidate; without one, of the candidates that it
+        could replace: the last idea that is shown, and the best with a kind of parallelism."""
+        if idea in self._idea_prices:
+            return self._idea_prices[idea]
+        prices = [self._kind_prices.get(kind, math.inf) for kind in idea.kinds]
+        return max([self._last_idea_price, *prices])
+
+    def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
+        if bound < self._ceiling(ideas):
+            heapq.heappush(self._heap, (bound, next(self._arrivals), ideas, expand))
 
     def _push_shapes(self) -> None:
         costs = self.costs
@@ -128,18 +157,22 @@ class LayoutSearch:
             if shape is not None and may_match_shape(shape, self.settings):
                 self.outcome.shapes += 1
                 bound = bound_shape(costs, shape, self.simulate)
-                self._push(bound, partial(self._expand_shape, shape))
+                ideas = [name_shape(shape, shard) for shard in list_shards(shape, per_node)]
+                self.outcome.kinds.update(kind for idea in ideas for kind in idea.kinds)
+                self._push(bound, ideas, partial(self._expand_shape, shape, bound))
 
-    def _expand_shape(self, shape: LayoutShape) -> None:
+    def _expand_shape(self, shape: LayoutShape, lower_bound: float) -> None:
         """Push the engines and schedules of a shape, bounded without the memory."""
         problems: dict[int, Problem] = {}  # schedules differ in nothing else
         for grid in select_grids(self.costs.grids(shape, self.num_gpus), self.settings):
             self.outcome.grids += 1
-            key = id(grid.engine)
+            key, ideas = id(grid.engine), [name_idea(grid)]
+            if lower_bound >= self._ceiling(ideas):
+                continue
             if key not in problems:
                 problems[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
             bound = fastest_bound(apply_schedule(problems[key], grid))
-            self._push(bound, partial(self._bound_memory, grid, bound))
+            self._push(bound, ideas, partial(self._bound_memory, grid, bound))
 
     def _bound_memory(self, grid: Grid, lower_bound: float) -> None:
         """Push a layout again, if its state fits, with a bound that respects the budget."""
@@ -151,31 +184,40 @@ class LayoutSearch:
         if bound <= lower_bound:  # memory binds nothing, so this node is still the first
             self._bound_divisions(grid, problem)
         elif math.isfinite(bound):
-            self._push(bound, lambda: self._bound_divisions(grid, self._problem(grid)))
+            ideas = [name_idea(grid)]
+            self._push(bound, ideas, lambda: self._bound_divisions(grid, self._problem(grid)))
 
     def _bound_divisions(self, grid: Grid, problem: Problem) -> None:
         """Push a layout again with a bound over all its divisions."""
+        ideas = [name_idea(grid)]
         if problem.chunks > 1:
-            bound = interleaved_estimate(problem, self._ceiling)
+            bound = interleaved_estimate(problem, self._ceiling(ideas))
         else:  # the tables of bounds are large: `solve` builds them again
             bound = bound_single_stage(problem) if problem.stages == 1 else Bounds(problem).bound()
         if math.isfinite(bound):
-            self._push(bound, partial(self._solve, grid))
+            self._push(bound, ideas, partial(self._solve, grid))
 
     def _solve(self, grid: Grid) -> None:
         """Add the best plan of a layout, if it beats the ceiling."""
         self.outcome.solved += 1
         self._problems.clear()  # solving refines the sizes that problems were built from
-        candidate = fit_candidate(
-            self.costs, grid, self.budget, self._ceiling, simulate=self.simulate
-        )
+        ceiling = self._ceiling([name_idea(grid)])
+        candidate = fit_candidate(self.costs, grid, self.budget, ceiling, simulate=self.simulate)
         if candidate is not None:
             self._add(candidate)
 
     def _add(self, candidate: Candidate) -> None:
-        self.outcome.candidates.append(candidate)
-        self.outcome.candidates.sort(key=_rank)
-        del self.outcome.candidates[self.num_best :]
+        candidates, by_idea = self.outcome.candidates, self.outcome.by_idea
+        candidates.append(candidate)
+        candidates.sort(key=_rank)
+        del candidates[self.num_best :]
+        idea = name_idea(candidate.grid)
+        by_idea[idea] = min(candidate, by_idea.get(idea, candidate), key=_rank)
+        price = self._idea_prices[idea] = by_idea[idea].solution.price
+        if len(by_idea) >= self.num_ideas:
+            self._last_idea_price = sorted(self._idea_prices.values())[self.num_ideas - 1]
+        for kind in idea.kinds:
+            self._kind_prices[kind] = min(price, self._kind_prices.get(kind, math.inf))
 
     def _prove_infeasible(self) -> None:
         """Prove that no layout fits. Add the plans that the proof finds instead, or name the

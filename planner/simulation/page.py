@@ -21,7 +21,7 @@ from ...console.html.page import (
     section,
     tiles,
 )
-from ...console.progress import format_bytes, format_duration, format_number
+from ...console.progress import format_bytes, format_duration, format_number, format_seconds
 from ..search.assemble import PARTS, time_by_part
 from .events import HIDDEN
 from .failures import HOUR
@@ -84,7 +84,7 @@ def _tiles(outlook: PlanOutlook) -> str:
     slow_part = "rank" if slowdown.part == "rank" else f"{slowdown.part} link"
     return tiles(
         [
-            ("step", _seconds(outlook.seconds), f"{format_number(outlook.tokens)} {unit}"),
+            ("step", format_seconds(outlook.seconds), f"{format_number(outlook.tokens)} {unit}"),
             (
                 f"{unit} per second",
                 format_number(rate),
@@ -172,11 +172,17 @@ def _time_by_part(outlook: PlanOutlook) -> str:
     bars, start = [], 0.0
     for name, seconds in seconds_by_part.items():
         bars.append(
-            Bar(start, start + seconds, "event", f"{name} {_seconds(seconds)}", fill=COLOURS[name])
+            Bar(
+                start,
+                start + seconds,
+                "event",
+                f"{name} {format_seconds(seconds)}",
+                fill=COLOURS[name],
+            )
         )
         start += seconds
     rows = "".join(
-        f"<tr><th>{_key(COLOURS[name])}{name}</th><td>{_seconds(seconds)}</td>"
+        f"<tr><th>{_key(COLOURS[name])}{name}</th><td>{format_seconds(seconds)}</td>"
         f"<td>{seconds / start:.1%}</td><td>{PARTS[name]}</td></tr>"
         for name, seconds in seconds_by_part.items()
     )
@@ -221,13 +227,19 @@ def _slow(outlook: PlanOutlook) -> str:
     high = max(times[-1] for times in outlook.curves.values())
     span = (outlook.seconds, max(high, outlook.seconds * 1.05))
     chart = Chart(
-        HALF, 230, (FACTORS[0], FACTORS[-1]), span, _seconds, x_label=lambda f: f"×{f:g}", x_unit=""
+        HALF,
+        230,
+        (FACTORS[0], FACTORS[-1]),
+        span,
+        format_seconds,
+        x_label=lambda f: f"×{f:g}",
+        x_unit="",
     )
     chart.axes()
     for number, times in enumerate(curves.values()):
         chart.line(Curve(list(FACTORS), times), "strong", colour(number))
     rows = "".join(
-        f"<tr><th>{escape(str(slow))}</th><td>{_seconds(step.seconds)}</td>"
+        f"<tr><th>{escape(str(slow))}</th><td>{format_seconds(step.seconds)}</td>"
         f"<td>{step.seconds / outlook.seconds - 1:+.1%}</td></tr>"
         for slow, step in outlook.slowed_steps
     )
@@ -295,7 +307,7 @@ def _messages(outlook: PlanOutlook) -> str:
     axes = list(PARTS)
     rows = "".join(
         f"<tr><th>{_key(COLOURS[axis])}{axis}</th><td>{collective}</td><td>{group}</td>"
-        f"<td>{size}</td><td>{_seconds(seconds)}</td>"
+        f"<td>{size}</td><td>{format_seconds(seconds)}</td>"
         f"<td>{escape(', '.join(dict.fromkeys(names)))}</td></tr>"
         for (axis, collective, group, size), (seconds, names) in sorted(
             senders.items(), key=lambda entry: (axes.index(entry[0][0]), -entry[1][0])
@@ -359,11 +371,3 @@ def _axis(total: float) -> Callable[[float], str]:
     if total >= 1:
         return lambda seconds: f"{seconds:g} s"
     return lambda seconds: f"{seconds * 1e3:g} ms"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 600:
-        return f"{seconds / 60:.3g} min"
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"

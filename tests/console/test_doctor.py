@@ -123,7 +123,7 @@ def test_gpus_are_used_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: card)
     report = json.loads(doctor("--json").stdout)
-    assert report["found"]["gpu 1"] == "Wheel 9, 80GB, compute 9.0"
+    assert report["found"]["gpu 1"] == "Wheel 9, 80 GB, compute 9.0"
     assert report["used"]["device"] == "cuda, 2 ranks"
     assert report["used"]["precision"] == "bf16 with fp32 masters"
 
@@ -140,7 +140,7 @@ def test_credentials_are_detected_and_never_shown(monkeypatch: pytest.MonkeyPatc
 def test_a_small_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")(20e9, 19e9, 1e9)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert "disk space: only 1GB are free in this folder" in doctor().output
+    assert "disk space: only 1 GB are free in this folder" in doctor().output
 
 
 def test_kernels_without_a_gpu_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,14 +52,14 @@ def test_numbers_are_formatted(number: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0B"),
-        (999, "999B"),
-        (1024, "1.02KB"),
-        (123_700, "124KB"),
-        (832_100_000, "832MB"),
-        (999_900_000, "1GB"),
-        (80 << 30, "85.9GB"),
-        (1.5e12, "1.5TB"),
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1024, "1.02 KB"),
+        (123_700, "124 KB"),
+        (832_100_000, "832 MB"),
+        (999_900_000, "1 GB"),
+        (80 << 30, "85.9 GB"),
+        (1.5e12, "1.5 TB"),
     ],
 )
 def test_bytes_are_formatted(size: float, text: str) -> None:
@@ -89,8 +89,8 @@ def test_a_terminal_shows_one_updated_line(monkeypatch: pytest.MonkeyPatch) -> N
         clock.now += 1
         bar.advance(500, documents=4)
     first, second, last = stream.getvalue().split("\r\x1b[2K")[1:]
-    assert first == "building: 500B of 2KB (25%), 3 documents, 500B/s, 3.0s left"
-    assert second.startswith("building: 1KB of 2KB (50%), 7 documents")
+    assert first == "building: 500 bytes of 2 KB (25%), 3 documents, 500 bytes/s, 3.0s left"
+    assert second.startswith("building: 1 KB of 2 KB (50%), 7 documents")
     assert last.endswith("\n")
     assert stream.getvalue().count("\n") == 1
 

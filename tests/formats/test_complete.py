@@ -47,6 +47,7 @@ USES: dict[str, tuple[int, str]] = {
     "models/conversion": (3, "a comparison of two configurations, which is not written"),
     "models/operators": (1, "no file: a copy of a call's context"),
     "models/model": (1, "world/main/signals.jsonl"),
+    "planner": (2, "keys/plan.json: `ideas`, keys/plan-scales.json"),
     "planner/hardware": (2, "keys-of-yaml/hardware.txt"),
     "planner/simulation": (2, "keys/plan.json: `failures`"),
     "planner/traces": (1, "a cache that is named by the source of the planner: it is traced again"),

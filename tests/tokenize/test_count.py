@@ -161,4 +161,4 @@ def test_student_s_distribution(freedom: int, point: float) -> None:
 
 
 def test_billions_of_bytes_are_gigabytes() -> None:
-    assert describe(Counts(documents=1, bytes=1_490_000_000)).startswith("1 document, 1.49GB of")
+    assert describe(Counts(documents=1, bytes=1_490_000_000)).startswith("1 document, 1.49 GB of")

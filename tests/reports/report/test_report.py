@@ -173,7 +173,7 @@ def test_scores_and_memory_of_several_runs_stand_beside_each_other(tmp_path: Pat
         event = {"time": 3.0, "event": "memory", "step": 1, "memory": [10**9, 2 * 10**9]}
         events.write(json.dumps(event) + "\n")
     page = write_report([str(first.root)])[0].read_text()
-    assert "rank 0 1GB, rank 1 2GB" in page
+    assert "rank 0 1 GB, rank 1 2 GB" in page
 
 
 def test_slow_ranks_are_named(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_the_description_adds_up(ask: Any) -> None:
     assert "  checkpoints:\n    every: 4\n" in describe.configuration(more)
     written = "\n".join(describe.lines(about))
     assert "dp 2 × tp 1 × cp 1" in written
-    assert "2 of 1.49GB each" in "\n".join(
+    assert "2 of 1.49 GB each" in "\n".join(
         describe.lines({**about, "checkpoints": {"bytes": 1_490_000_000, "saved": 2}})
     )
 

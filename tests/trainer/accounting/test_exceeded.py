@@ -32,8 +32,8 @@ def refusal() -> str:
 
 def test_parts_are_added_up_to_the_one_that_does_not_fit() -> None:
     parts = {"weights": 30 * 10**6, "gradients": 30 * 10**6, "activations": 50 * 10**6}
-    assert verdict(parts, 20 * 10**6) == "weights (30MB) exceed it"
-    assert verdict(parts, 70 * 10**6).startswith("activations (50MB) exceed it beside the 60MB")
+    assert verdict(parts, 20 * 10**6) == "weights (30 MB) exceed it"
+    assert verdict(parts, 70 * 10**6).startswith("activations (50 MB) exceed it beside the 60 MB")
     assert "all of this fits" in verdict(parts, 200 * 10**6)
 
 

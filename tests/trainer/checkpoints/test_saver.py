@@ -102,7 +102,7 @@ def test_a_run_that_waits_for_a_save_sees_the_time_left(
     keeper.save([fragment(torch.zeros(100, 100))], state(7))
     keeper.wait()
     shown = capsys.readouterr().err
-    assert "saving step 7: 20KB of 40KB (50%)" in shown and " left" in shown
+    assert "saving step 7: 20 KB of 40 KB (50%)" in shown and " left" in shown
 
 
 def test_headers_of_files_do_not_count(
