@@ -6,7 +6,7 @@ command's subcommands, and functions that it calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -92,3 +92,10 @@ def write_report(run: str) -> Path:
     """Write a run's report when `trainer run` ends, and return its path."""
     path: Path = import_module("..reports.report.write", __package__).write_report([run])[0]
     return path
+
+
+def open_plan(name: str, overrides: Sequence[str] = ()) -> Any:
+    """Return the plan of a mixture, a saved plan or a run, for a loop of a user's own."""
+    return (
+        import_module("..mixtures.planning.open_plan", __package__).open_plan(name, overrides).plan
+    )

@@ -77,6 +77,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "tokenizers",
         "account",
         "loader",
+        "stream",
     ),
     "tokenize": (
         "files",

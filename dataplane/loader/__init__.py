@@ -1,5 +1,6 @@
 """The loader: micro-batches of a rank, read ahead by workers."""
 
-from .loader import Batch, Loader
+from .batch import Batch
+from .loader import Loader
 
 __all__ = ["Batch", "Loader"]

@@ -11,60 +11,18 @@ order, and map chunks a second time, at the CPU cost of reading 100 MB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...console.errors import ConfigError, ConfigProblem
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
+from .batch import Batch, Batcher
 from .rank_rows import GROUP_BYTES, LoadedGroup, RankReader, RankRows
 from .read_ahead import read_ahead
-
-if TYPE_CHECKING:
-    import torch
-
-PADDING = -1
-ToTensor = Callable[[npt.NDArray[Any]], "torch.Tensor"]
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """A micro-batch: B rows with L tokens."""
-
-    tokens: torch.Tensor
-    """int64 [B, L]; with context parallelism [B, L / N], this rank's columns."""
-    targets: torch.Tensor
-    """int64, shape as `tokens`."""
-    weights: torch.Tensor
-    """float32, shape as `tokens`; 0 for masked targets and in padding rows."""
-    cu_seqlens: torch.Tensor
-    """int32 [documents + 1] Document starts in the B·L tokens laid side by side, then B·L. Covers
-    whole rows on every context rank, because documents cross the cuts."""
-    documents: Int64
-    """[documents + 1] As `cu_seqlens`, also where documents are not isolated."""
-    rows: Int64
-    """Row numbers in the stream; PADDING in padding rows."""
-    sources: npt.NDArray[np.int32]
-    """Indices into the plan's sources."""
-    digests: list[bytes]
-    """16 bytes per row, in order, without padding rows."""
-    columns: slice
-    """The columns in [0, L) that this context rank holds."""
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """int32, shape as `tokens`: position in the document's fragment in this row."""
-        import torch
-
-        bounds = self.cu_seqlens.numpy()
-        places = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], np.diff(bounds))
-        return torch.from_numpy(places).view(len(self.tokens), -1)[:, self.columns]
 
 
 class Loader:
@@ -124,10 +82,10 @@ class Loader:
             digests=digests,
             group_bytes=group_bytes,
         )
-        self.micro_batch = micro_batch
-        self.context_rank, self.context_size = context_rank, context_size
+        self.batcher = Batcher(
+            micro_batch, context_rank=context_rank, context_size=context_size, pin=pin_memory
+        )
         self.workers = workers
-        self.pin_memory = pin_memory
         self.cache = cache
 
     @property
@@ -141,13 +99,11 @@ class Loader:
 
     def _steps(self, group: LoadedGroup) -> list[list[Batch]]:
         """Split a group into steps of micro-batches; all ranks get equal numbers."""
-        import torch
-
-        tensor = _pinned if self.pin_memory else torch.from_numpy
         phase, num_rows = group.step_group.phase, len(group.step_group.share)
         max_rows = -(-phase.batch_rows // self.rank_rows.world)
-        starts = np.arange(0, max_rows, self.micro_batch)
-        step_ranges = np.minimum([starts, starts + self.micro_batch], num_rows)
+        micro_batch = self.batcher.micro_batch
+        starts = np.arange(0, max_rows, micro_batch)
+        step_ranges = np.minimum([starts, starts + micro_batch], num_rows)
         # row_ranges, bounds [steps, 2, micro-batches]
         row_ranges = step_ranges + num_rows * np.arange(len(group.step_group.steps))[:, None, None]
         labels, ends = group.labels, row_ranges * phase.seq_len
@@ -156,57 +112,11 @@ class Loader:
             boundaries = _split(labels.boundaries, ends)
         return [
             [
-                self._batch(group, slice(*rows), tensor, *starts)
+                self.batcher.make_batch(group, slice(*rows), *starts)
                 for rows, *starts in zip(step_rows.T.tolist(), *step_starts, strict=True)
             ]
             for step_rows, *step_starts in zip(row_ranges, documents, boundaries, strict=True)
         ]
-
-    def _batch(
-        self,
-        group: LoadedGroup,
-        row_slice: slice,
-        tensor: ToTensor,
-        documents: Int64,
-        boundaries: Int64,
-    ) -> Batch:
-        """Return rows from a group as a micro-batch, padded to `micro_batch` rows. `documents` and
-        `boundaries` are the rows' part of the group's labels."""
-        labels = group.labels
-        rows, sources = labels.rows[row_slice], labels.sources[row_slice]
-        tokens, weights = group.arrays.tokens[row_slice], group.arrays.weights[row_slice]
-        length = group.step_group.phase.seq_len
-        first_token = row_slice.start * length
-        documents, boundaries = documents - first_token, boundaries - first_token
-        num_padding = self.micro_batch - len(rows)
-        if num_padding:
-            ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
-            documents, boundaries = (
-                np.concatenate([starts, ends]) for starts in (documents, boundaries)
-            )
-            rows, sources = (
-                _append_padding(rows, num_padding, PADDING),
-                _append_padding(sources, num_padding, 0),
-            )
-            tokens, weights = (
-                _append_padding(tokens, num_padding, 0),
-                _append_padding(weights, num_padding, 0),
-            )
-        columns = slice(
-            self.context_rank * length // self.context_size,
-            (self.context_rank + 1) * length // self.context_size,
-        )
-        return Batch(
-            tokens=tensor(tokens[:, columns]),
-            targets=tensor(tokens[:, columns.start + 1 : columns.stop + 1]),
-            weights=tensor(weights[:, columns]),
-            cu_seqlens=tensor(boundaries.astype(np.int32)),
-            documents=documents,
-            rows=rows,
-            sources=sources,
-            digests=labels.digests[row_slice],
-            columns=columns,
-        )
 
 
 def _split(starts: Int64, ends: Int64) -> list[list[Int64]]:
@@ -223,15 +133,3 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
-
-
-def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
-
-
-def _append_padding(values: npt.NDArray[Any], num_rows: int, padding: int) -> npt.NDArray[Any]:
-    """Return the array with padding rows appended."""
-    return np.concatenate([values, np.full((num_rows, *values.shape[1:]), padding, values.dtype)])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import ConfigError, IntegrityError, UserError
-from headrace.dataplane.loader.loader import PADDING, Batch, Loader
+from headrace.dataplane.loader.batch import PADDING, Batch
+from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 
