@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .stream import Stream
+    from .stream.stream import Stream
 
 __all__ = ["Stream"]
 
@@ -13,7 +13,7 @@ __all__ = ["Stream"]
 def __getattr__(name: str) -> Any:
     """Import `Stream` when it is asked for: rooms of this folder import this file."""
     if name in __all__:
-        from .stream import Stream
+        from .stream.stream import Stream
 
         return Stream
     raise AttributeError(f"module {__name__} has no attribute {name}")

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from headrace.dataplane import Stream
-from headrace.dataplane.loader.dataset import IGNORED, StreamDataset
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.stream.dataset import IGNORED, StreamDataset
 
 STEPS, STOP = 40, 11
 pytestmark = pytest.mark.slow

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..console import commands
-from .datasets.cache import Cache
-from .order.plan import Plan
+from ...console import commands
+from ..datasets.cache import Cache
+from ..order.plan import Plan
 
 if TYPE_CHECKING:
-    from .loader.dataset import Names, StreamDataset
+    from .dataset import Names, StreamDataset
 
 
 class Stream:
@@ -58,7 +58,7 @@ class Stream:
         """
         from torch import distributed
 
-        from .loader.dataset import StreamDataset
+        from .dataset import StreamDataset
 
         if (rank is None) != (world is None):
             raise TypeError("give both rank and world, or neither")

@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ...console.errors import ConfigError, ConfigProblem, PlanError
 from ..datasets.cache import Cache
+from ..loader.batch import Batch, Batcher
+from ..loader.rank_rows import RankReader, RankRows, StepGroup
 from ..order.plan import Phase, Plan
-from .batch import Batch, Batcher
-from .rank_rows import RankReader, RankRows, StepGroup
 
 Item = dict[str, Any]
 Names = Literal["headrace", "transformers"]

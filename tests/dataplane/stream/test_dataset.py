@@ -19,9 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane import Stream
 from headrace.dataplane.loader.batch import PADDING
-from headrace.dataplane.loader.dataset import IGNORED, StreamDataset
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.stream.dataset import IGNORED, StreamDataset
 
 Rows = list[tuple[int, list[int], bytes]]
 """Step, rows and tokens of each micro-batch."""
@@ -70,7 +70,7 @@ def test_items_are_the_loaders_batches(changing: Plan) -> None:
 @settings(max_examples=25)
 def test_workers_take_turns(changing: Plan, world: int, micro_batch: int, workers: int) -> None:
     """The parts of all workers, taken in turns, are what one process reads; len counts them."""
-    from headrace.dataplane.loader.dataset import Place, WorkerRows
+    from headrace.dataplane.stream.dataset import Place, WorkerRows
 
     dataset = StreamDataset(changing, micro_batch=micro_batch, rank=world - 1, world=world)
 
