@@ -135,7 +135,8 @@ def _record_passes(compute: Any, seq_len: int) -> tuple[tuple[Work, ...], tuple[
 
     with OperationRecorder(seq_len) as forward:
         outputs = compute()
-    roots = [output for output in outputs if output is not None and output.requires_grad]
+    tensors = (output for output in outputs if isinstance(output, torch.Tensor))
+    roots = [tensor for tensor in tensors if tensor.requires_grad]
     with OperationRecorder(seq_len) as backward:
         torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
     return merge_equal(forward.work), merge_equal(backward.work)
