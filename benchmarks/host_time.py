@@ -8,6 +8,9 @@ no time (oneDNN is off: it takes 60 µs to begin a product in bf16). Fused kerne
 up to the launch, which is an empty C call; so is the attention of packed rows. Choices by device
 are those of a GPU. What a driver does for a launch (3 to 5 µs) is not in the time.
 
+Further steps, with a clock around each, give the part that launches take, and calls of fused
+kernels' ops without these launches.
+
 The peer is the Transformer by hand of gpu_step.py, with as many layers as transformer-1b, rows of
 one document, fused AdamW on bf16 weights.
 """
@@ -19,6 +22,7 @@ import cProfile
 import pstats
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
@@ -35,7 +39,7 @@ from headrace.models.accounting.count import build_meta
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.kernels import choice, op
-from headrace.models.kernels.launch import KernelLauncher
+from headrace.models.kernels.launch import BoundLaunch, KernelLauncher
 from headrace.models.layers import linear
 from headrace.models.model.model import initial_weights
 from headrace.models.operators import attention
@@ -59,6 +63,7 @@ TOKENS, DOCUMENTS, WARMUP = 32, 24, 4
 16,384 tokens), steps before the first that is timed."""
 PASSES = ("forward", "backward", "engine", "documents", "step")
 """`documents` sums the losses by document, as runs of a mixture do."""
+LAUNCHES, OPS = "launches", "ops"
 MODELS: dict[str, ModelConfig] = {
     "hybrid-1b": hybrid("([se, mr, li] * 2 + [attention]) * 3", 64, 8, 4, 2, 16),
     "transformer-1b": hybrid("[attention] * 21", 64, 8, 4, 2, 16),
@@ -92,32 +97,22 @@ class _Driver:
 
 
 @contextmanager
-def empty_launches() -> Iterator[list[str]]:
-    """Let kernels take tensors of the CPU, and launch nothing; yield the names of what they
-    launch."""
+def empty_launches() -> Iterator[None]:
+    """Let kernels take tensors of the CPU, and launch nothing."""
     from torch.nn.attention import varlen
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
-
-    launches: list[str] = []
-    launch = KernelLauncher.launch
-
-    def count(launcher: KernelLauncher, *args: Any, **options: Any) -> None:
-        launches.append(launcher.program.__name__)
-        launch(launcher, *args, **options)
 
     def compile_nothing(program: Any, key: Any, *_: Any) -> _Program:
         program.device_caches[0][0][key] = compiled = _Program()
         return compiled
 
     def attend(q: Tensor, *_: Any, **__: Any) -> Tensor:
-        launches.append("varlen_attn")
         return q.clone()
 
     driver.set_active(_Driver())
     with ExitStack() as patched:
         for owner, name, value in (
-            (KernelLauncher, "launch", count),
             (JITFunction, "_do_compile", compile_nothing),
             (choice, "find_device_problem", lambda _: None),
             (op, "find_device_problem", lambda _: None),
@@ -126,7 +121,7 @@ def empty_launches() -> Iterator[list[str]]:
             (varlen, "varlen_attn", attend),
         ):
             patched.enter_context(mock.patch.object(owner, name, value))
-        yield launches
+        yield
 
 
 class Clock(Hook):
@@ -137,6 +132,9 @@ class Clock(Hook):
         self.passes: dict[str, float] = {}
         self.steps: list[dict[str, float]] = []
         self.begin = time.thread_time()
+        self.inside = 0.0
+        """CPU milliseconds of the parts inside the present one."""
+        self.calls: Counter[str] = Counter()
         self.profiled = profiled
         self.profile = cProfile.Profile()
 
@@ -161,15 +159,30 @@ class Clock(Hook):
     def step_done(self, record: StepRecord | None) -> None:
         self.steps.append({**self.passes, "step": 1e3 * (time.thread_time() - self.begin)})
 
+    def apart(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that adds its CPU time to a part, and not to the part that calls it."""
+
+        def run(*args: Any, **options: Any) -> Any:
+            begin, inside = time.thread_time(), self.inside
+            self.inside = 0.0
+            result = function(*args, **options)
+            milliseconds = 1e3 * (time.thread_time() - begin)
+            self.passes[name] = self.passes.get(name, 0) + milliseconds - self.inside
+            self.inside = inside + milliseconds
+            self.calls[name] += 1
+            return result
+
+        return run
+
     def fastest(self) -> dict[str, float]:
         """Return the least time of each pass: what else the machine does adds to the others."""
         return {name: min(step[name] for step in self.steps[WARMUP:]) for name in self.steps[-1]}
 
 
 def run_headrace(
-    config: ModelConfig, *, packed_rows: bool, steps: int, profiled: str = ""
-) -> tuple[Clock, int]:
-    """Train. Return the clock, and the kernels and attentions that a step launches."""
+    config: ModelConfig, *, packed_rows: bool, steps: int, profiled: str = "", parts: bool = False
+) -> Clock:
+    """Train. With `parts`, also launches and calls of ops have a clock of their own."""
     parallel = create_groups(LayoutConfig(), "cpu", timedelta(minutes=1))
     model = build_meta(with_kernels(config, "triton"))
     engine: Any = Fsdp2Config().build(Objective(model), AdamWConfig(), PRECISIONS["bf16"], parallel)
@@ -183,13 +196,14 @@ def run_headrace(
         return call(engine, tokens, targets, weights, documents if packed_rows else None, *stream)
 
     call = kind.__call__
-    with ExitStack() as patched, empty_launches() as launches:
+    with ExitStack() as patched, empty_launches():
         patched.enter_context(torch.autograd.set_multithreading_enabled(False))
         for owner, name, timed in (
             (kind, "__call__", clock.timed("forward", forward)),
             (kind, "backward", clock.timed("backward", kind.backward)),
             (loop, "launch", clock.timed("engine", loop.launch)),
             (StepPieces, "sum", clock.timed("documents", StepPieces.sum)),
+            *(_timed_parts(clock) if parts else ()),
         ):
             patched.enter_context(mock.patch.object(owner, name, timed))
         train(
@@ -203,7 +217,16 @@ def run_headrace(
             guard=Guard(not_finite="skip"),  # what no kernel wrote is no number
             records_documents=True,
         )
-        return clock, len(launches) // (WARMUP + steps)
+        return clock
+
+
+def _timed_parts(clock: Clock) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    for owner, name, part in (
+        (KernelLauncher, "launch", LAUNCHES),
+        (BoundLaunch, "__call__", LAUNCHES),
+        (op.Op, "__call__", OPS),
+    ):
+        yield owner, name, clock.apart(part, getattr(owner, name))
 
 
 def run_peer(config: ModelConfig, steps: int) -> Clock:
@@ -244,17 +267,21 @@ def main() -> None:
     print(f"peer, Transformer by hand: {_describe(peer)}")
     for name in options.models:
         for rows in ("packed", "one document"):
-            clock, launches = run_headrace(
-                MODELS[name],
-                packed_rows=rows == "packed",
-                steps=options.steps,
-                profiled=options.profile,
-            )
-            times = clock.fastest()
+            arguments: dict[str, Any] = {
+                "config": MODELS[name],
+                "packed_rows": rows == "packed",
+                "steps": options.steps,
+            }
+            clock = run_headrace(**arguments, profiled=options.profile)
+            times, parts = clock.fastest(), run_headrace(**arguments, parts=True)
+            counts = {part: n // len(parts.steps) for part, n in parts.calls.items()}
+            part_times = parts.fastest()
             layers = len(MODELS[name].layers) / len(MODELS["transformer-1b"].layers)
             ratio = times["step"] / layers / peer["step"]
             print(
-                f"{name}, {rows}: {_describe(times)}, {launches} launches of kernels; "
+                f"{name}, {rows}: {_describe(times)}; of these "
+                f"{counts[LAUNCHES]} launches of kernels {part_times[LAUNCHES]:.1f}, "
+                f"{counts[OPS]} calls of their ops {part_times[OPS]:.1f}; "
                 f"a layer takes {ratio:.2f}x the peer's",
                 flush=True,
             )

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..parallel.groups import find_axis
 from ..parallel.tensor import split_group_runs, sum_groups
 from . import fp8, layout
-from .launch import Programs
+from .launch import Launch, Programs, keep_bound
 from .op import op
 from .rms_norm import MAX_GRAD_PROGRAMS
 
@@ -83,13 +83,23 @@ def _forward(
         if groups_are_cut
         else y_rows
     )
-    block, rows_per_program, warps = layout.row_tile_sizes(run_width)
-    _programs().gated_rms_norm_forward[(-(-num_rows // rows_per_program), num_runs)](
-        y_rows, z_rows, weight, square_sums, out, *(stored or (out, out)), num_rows, width,
-        run_width, group_width, y_rows.stride(0), z_rows.stride(0), eps, CUT=groups_are_cut,
-        FP8=stored is not None, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
-    )  # fmt: skip
+    sizes = (num_rows, width, run_width, group_width, y_rows.stride(0), z_rows.stride(0), eps)
+    _bind_forward(sizes, num_runs, groups_are_cut, stored is not None)(
+        y_rows, z_rows, weight, square_sums, out, *(stored or (out, out))
+    )
     return out.view(y.shape)
+
+
+@keep_bound
+def _bind_forward(
+    sizes: tuple[Any, ...], num_runs: int, groups_are_cut: bool, stores: bool
+) -> Launch:
+    num_rows, _, run_width, *_ = sizes
+    block, rows_per_program, warps = layout.row_tile_sizes(run_width)
+    return _programs().bind(
+        "gated_rms_norm_forward", (-(-num_rows // rows_per_program), num_runs), *sizes,
+        CUT=groups_are_cut, FP8=stores, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
 
 
 @op("gated_rms_norm_backward")
@@ -110,19 +120,33 @@ def _backward(
         if groups_are_cut
         else (y_rows, y_rows)
     )
-    grad_y = torch.empty(num_rows, width, dtype=y.dtype, device=y.device)
-    grad_z = torch.empty(num_rows, width, dtype=z.dtype, device=y.device)
+    grad_y = y.new_empty(num_rows, width)
+    grad_z = z.new_empty(num_rows, width)
     block, rows_per_program, warps = layout.row_tile_sizes(run_width)
     num_tiles = -(-num_rows // rows_per_program)
     num_programs, tiles_per_program = layout.share_tiles(num_tiles, MAX_GRAD_PROGRAMS)
-    weight_grads = torch.empty(num_programs, width, dtype=torch.float32, device=y.device)
-    _programs().gated_rms_norm_backward[(num_programs, num_runs)](
-        dy, y_rows, z_rows, weight, square_sums, product_sums, grad_y, grad_z, weight_grads,
+    weight_grads = y.new_empty(num_programs, width, dtype=torch.float32)
+    sizes = (
         num_rows, tiles_per_program, width, run_width, group_width, y_rows.stride(0),
-        z_rows.stride(0), eps, CUT=groups_are_cut, ROWS=rows_per_program, BLOCK=block,
-        **layout.row_loop_options("gated_rms_norm", warps),
+        z_rows.stride(0), eps,
+    )  # fmt: skip
+    options = layout.row_loop_options("gated_rms_norm", warps)
+    _bind_backward(
+        sizes, (num_programs, num_runs), groups_are_cut, ROWS=rows_per_program, BLOCK=block,
+        **options,
+    )(
+        dy, y_rows, z_rows, weight, square_sums, product_sums, grad_y, grad_z, weight_grads
     )  # fmt: skip
     return grad_y.view(y.shape), grad_z.view(z.shape), weight_grads.sum(0).to(weight.dtype)
+
+
+@keep_bound
+def _bind_backward(
+    sizes: tuple[Any, ...], grid: tuple[int, int], groups_are_cut: bool, **constants: int
+) -> Launch:
+    return _programs().bind(
+        "gated_rms_norm_backward", grid, *sizes, CUT=groups_are_cut, **constants
+    )
 
 
 @_backward.register_fake

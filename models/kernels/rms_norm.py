@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from . import fp8, layout
-from .launch import Programs
+from .launch import Launch, Programs, keep_bound
 from .op import op
 
 MAX_WIDTH = 1 << 16
@@ -117,12 +117,14 @@ def _backward(
     block, rows_per_program, warps = layout.row_tile_sizes(width)
     num_tiles = -(-num_rows // rows_per_program)
     num_programs, tiles_per_program = layout.share_tiles(num_tiles, MAX_GRAD_PROGRAMS)
-    weight_grads = torch.empty(num_programs, width, dtype=torch.float32, device=x.device)
-    _programs().rms_norm_backward[(num_programs,)](
-        dy, dy if grad_total is None else grad_total.contiguous(), x, weight.contiguous(), grad_x,
-        weight_grads, num_rows, tiles_per_program, width, eps, ADD=grad_total is not None,
+    weight_grads = x.new_empty(num_programs, width, dtype=torch.float32)
+    _bind_backward(
+        (num_rows, tiles_per_program, width, eps), (num_programs,), ADD=grad_total is not None,
         EPS_OUTSIDE=eps_outside, ROWS=rows_per_program, BLOCK=block,
         **layout.row_loop_options("rms_norm", warps),
+    )(
+        dy, dy if grad_total is None else grad_total.contiguous(), x, weight.contiguous(), grad_x,
+        weight_grads,
     )  # fmt: skip
     return grad_x, weight_grads.sum(0).to(weight.dtype)
 
@@ -147,13 +149,27 @@ def _forward(
     """Write the norm of x (+ residual, into `total`) to `out`, and in FP8 to `stored`."""
     width = x.shape[-1]
     num_rows = x.numel() // width
-    block, rows_per_program, warps = layout.row_tile_sizes(width)
-    _programs().rms_norm_forward[(-(-num_rows // rows_per_program),)](
+    _bind_forward((num_rows, width, eps), residual is not None, eps_outside, stored is not None)(
         x, x if residual is None else residual, weight.contiguous(), out, total,
-        *(stored or (out, out)), num_rows, width, eps, ADD=residual is not None,
-        EPS_OUTSIDE=eps_outside, FP8=stored is not None, ROWS=rows_per_program, BLOCK=block,
-        num_warps=warps,
+        *(stored or (out, out)),
     )  # fmt: skip
+
+
+@keep_bound
+def _bind_forward(
+    sizes: tuple[int, int, float], adds: bool, eps_outside: bool, stores: bool
+) -> Launch:
+    num_rows, width, _ = sizes
+    block, rows_per_program, warps = layout.row_tile_sizes(width)
+    return _programs().bind(
+        "rms_norm_forward", (-(-num_rows // rows_per_program),), *sizes, ADD=adds,
+        EPS_OUTSIDE=eps_outside, FP8=stores, ROWS=rows_per_program, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
+
+
+@keep_bound
+def _bind_backward(sizes: tuple[Any, ...], grid: tuple[int], **constants: int) -> Launch:
+    return _programs().bind("rms_norm_backward", grid, *sizes, **constants)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

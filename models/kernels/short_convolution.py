@@ -12,12 +12,12 @@ Filter gradients are summed by program, and then over programs: the same bits ev
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .launch import Programs
+from .launch import Launch, Programs, keep_bound
 from .layout import to_channels_last
 from .op import op
 
@@ -64,14 +64,11 @@ def short_convolution(
     """Return y [rows, length, width] for x [rows, length, width], or [rows, length, 3·width] if
     `gated`: q, k and v. taps [groups, K], bias and skip [width], history [rows, K−1, width],
     positions [rows, length] for packed rows."""
-    x, optional_inputs, sizes, constants, num_programs = _launch_layout(
+    x, (history_, bias_, skip_, positions_), call = _prepare(
         x, taps, (history, bias, skip, positions), gated, silu
     )
-    history_, bias_, skip_, positions_ = optional_inputs
-    out = torch.empty(*x.shape[:2], sizes[1], dtype=x.dtype, device=x.device)
-    _programs().short_convolution_forward[(num_programs,)](
-        x, history_, taps.contiguous(), bias_, skip_, positions_, out, *sizes, **constants,
-    )  # fmt: skip
+    out = x.new_empty(*x.shape[:2], call.width)
+    call.forward(x, history_, taps.contiguous(), bias_, skip_, positions_, out)
     return out
 
 
@@ -95,19 +92,16 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients for x and history, and for each channel's taps and bias, [K + 1,
     width]."""
-    reach = taps.shape[1]
-    x, optional_inputs, sizes, constants, num_programs = _launch_layout(
+    x, (history_, bias_, skip_, positions_), call = _prepare(
         x, taps, (history, bias, skip, positions), gated, silu
     )
-    history_, bias_, skip_, positions_ = optional_inputs
-    width = sizes[1]
-    num_spans = num_programs // -(-width // constants["CHANNELS"])
-    grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    grad_x = x.new_empty(x.shape)
     grad_history = x.new_empty(0) if history is None else torch.empty_like(history_)
-    param_grads = torch.empty(num_spans, reach + 1, width, dtype=torch.float32, device=x.device)
-    _programs().short_convolution_backward[(num_programs,)](
+    shape = (call.num_spans, taps.shape[1] + 1, call.width)
+    param_grads = x.new_empty(shape, dtype=torch.float32)
+    call.backward(
         dy.contiguous(), x, history_, taps.contiguous(), bias_, skip_, positions_, grad_x,
-        grad_history, param_grads, *sizes, **constants,
+        grad_history, param_grads,
     )  # fmt: skip
     return grad_x, grad_history, param_grads.sum(0)
 
@@ -122,38 +116,60 @@ def _(grad: Tensor, x: Tensor, taps: Tensor, *arguments: Any) -> tuple[Tensor, T
     )
 
 
-def _launch_layout(
+class _Call(NamedTuple):
+    """What follows from a call's sizes."""
+
+    width: int
+    num_spans: int
+    forward: Launch
+    backward: Launch
+
+
+def _prepare(
     x: Tensor,
     taps: Tensor,
     optional_inputs: tuple[Tensor | None, ...],
     gated: bool,
     silu: bool,
-) -> tuple[Tensor, list[Tensor], tuple[int, ...], dict[str, Any], int]:
-    """Return a launch's tensors and constants. `optional_inputs` are history, bias, skip and
-    positions."""
+) -> tuple[Tensor, list[Tensor], _Call]:
+    """Return x and optional inputs as programs read them, and the call. `optional_inputs` are
+    history, bias, skip and positions."""
     x = to_channels_last(x)
-    num_rows, length = x.shape[:2]
-    width = x.shape[2] // 3 if gated else x.shape[2]
-    is_long = taps.shape[1] > 8
-    sizes = (length, width, width // taps.shape[0], x.stride(0), x.stride(1))
+    is_given = tuple(t is not None for t in optional_inputs)
+    call = _bind(x.shape, x.stride()[:2], taps.shape, is_given, gated, silu)
+    return x, [x if t is None else t.contiguous() for t in optional_inputs], call
+
+
+@keep_bound
+def _bind(
+    shape: tuple[int, int, int],
+    strides: tuple[int, int],
+    taps_shape: tuple[int, int],
+    is_given: tuple[bool, ...],
+    gated: bool,
+    silu: bool,
+) -> _Call:
+    (num_rows, length, width), (groups, reach) = shape, taps_shape
+    width = width // 3 if gated else width
+    is_long = reach > 8
     constants = {
-        "REACH": taps.shape[1],
+        "REACH": reach,
         "GATED": gated,
         "SILU": silu,
-        **dict(zip(OPTIONAL_INPUTS, (t is not None for t in optional_inputs), strict=True)),
+        **dict(zip(OPTIONAL_INPUTS, is_given, strict=True)),
         "SPAN": SPAN,
         "UNROLL": UNROLL // 4 if is_long else UNROLL,
         "CHANNELS": CHANNELS // 2 if is_long else CHANNELS,
         "num_warps": WARPS,
     }
-    num_programs = num_rows * -(-length // SPAN) * -(-width // constants["CHANNELS"])
-    return (
-        x,
-        [x if t is None else t.contiguous() for t in optional_inputs],
-        sizes,
-        constants,
-        num_programs,
+    num_spans = num_rows * -(-length // SPAN)
+    grid = (num_spans * -(-width // constants["CHANNELS"]),)
+    sizes = (length, width, width // groups, *strides)
+    forward, backward = (
+        _programs().bind(f"short_convolution_{name}", grid, *sizes, **constants)
+        for name in ("forward", "backward")
     )
+    return _Call(width, num_spans, forward, backward)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -27,6 +27,7 @@ from headrace.models.kernels import (
     modal,
     selective_scan,
     ssd,
+    ssd_launch,
     ssd_next,
 )
 from headrace.models.layers.norms import GatedRMSNorm
@@ -157,7 +158,7 @@ def forgetful(direction: bool) -> Callable[..., Tensor]:
 def main(store: str, rank: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    modal.BLOCK, modal.BLOCKS, ssd.CHUNK, ssd.CHUNKS = 4, 2, 4, 2  # several chunks in a shard
+    modal.BLOCK, modal.BLOCKS, ssd_launch.CHUNK, ssd_launch.CHUNKS = 4, 2, 4, 2  # several chunks
     selective_scan.CHUNK = delta.CHUNK = delta.BLOCK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)

@@ -25,7 +25,7 @@ from headrace.models.attestation.cases import all_cases
 from headrace.models.attestation.cases.case import Draw
 from headrace.models.attestation.cases.compare import measure_errors
 from headrace.models.kernels import delta, fft_convolution, layout
-from headrace.models.kernels import modal, selective_scan, short_convolution, ssd
+from headrace.models.kernels import modal, selective_scan, short_convolution, ssd_launch
 
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True, warn_only=True)  # unwritten memory is NaN
@@ -36,7 +36,7 @@ modal.BLOCK = modal.BLOCKS = 4
 modal.TOKEN_BYTES = 512  # all channels: several tiles for each of several chunks
 selective_scan.CHUNK, selective_scan.UNROLL = 8, 4
 short_convolution.SPAN, short_convolution.UNROLL = 32, 8
-ssd.CHUNK, ssd.CHUNKS, ssd.MAX_HEADS = 16, 2, 2  # several spans, and blocks of heads
+ssd_launch.CHUNK, ssd_launch.CHUNKS, ssd_launch.MAX_HEADS = 16, 2, 2  # several of each
 short_convolution.CHANNELS = 64
 correct_bf16()
 draw = Draw(getattr(torch, sys.argv[1]), "cpu", 1)

@@ -17,7 +17,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from headrace.models.kernels import launch
-from headrace.models.kernels.launch import KernelLauncher, Programs
+from headrace.models.kernels.launch import BoundLaunch, KernelLauncher, Programs
 
 
 @triton.jit
@@ -87,13 +87,20 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-def mismatches(notes: list[Any]) -> int:
+Launch = Callable[..., None]
+
+
+def launch_at_once(launcher: KernelLauncher, arguments: tuple[Any, ...], constants: Any) -> None:
+    launcher[3, 2](*arguments, **constants)
+
+
+def mismatches(notes: list[Any], launch_ours: Launch = launch_at_once) -> int:
     """Launch all calls in turn, by headrace and by Triton; count what differs."""
     launcher, differences = KernelLauncher(program), 0
     for _ in range(2):  # the second time, programs are known
         for arguments, constants in CALLS:
             notes.clear()
-            launcher[3, 2](*arguments, **constants)
+            launch_ours(launcher, arguments, constants)
             program[3, 2](*arguments, **constants)
             ours, tritons = notes
             differences += any(a is not b for a, b in zip(ours[9:], tritons[9:], strict=True))
@@ -101,8 +108,36 @@ def mismatches(notes: list[Any]) -> int:
     return differences
 
 
+class BoundLaunches:
+    """Launches bound to the numbers and constants of each call, not to its tensors."""
+
+    def __init__(self) -> None:
+        self.launches: dict[str, Launch] = {}
+
+    def __call__(self, launcher: KernelLauncher, arguments: Any, constants: Any) -> None:
+        x, y, *numbers = arguments
+        key = repr((numbers, constants))
+        if key not in self.launches:
+            self.launches[key] = BoundLaunch(launcher, (3, 2), tuple(numbers), constants)
+        self.launches[key](x, y)
+
+
 def test_a_launch_takes_the_program_that_triton_would_take(notes: list[Any]) -> None:
     assert mismatches(notes) == 0
+
+
+def test_a_bound_launch_takes_the_program_that_triton_would_take(notes: list[Any]) -> None:
+    assert mismatches(notes, BoundLaunches()) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("_dtype", lambda _: 0), ("ALIGNMENT", 1)], ids=["no dtype", "no alignment"]
+)
+def test_a_bound_launch_that_knows_less_of_tensors_takes_a_wrong_program(
+    notes: list[Any], name: str, value: Any
+) -> None:
+    with mock.patch.object(launch, name, value):
+        assert mismatches(notes, BoundLaunches()) > 0
 
 
 @pytest.mark.parametrize(
@@ -122,21 +157,29 @@ def test_a_key_that_says_less_takes_a_wrong_program(
         assert mismatches(notes) > 0
 
 
-def test_each_device_has_its_programs(notes: list[Any]) -> None:
+@pytest.mark.parametrize("bound", [False, True])
+def test_each_device_has_its_programs(notes: list[Any], bound: bool) -> None:
     launcher = KernelLauncher(program)
+    bound_launch = BoundLaunch(launcher, (1,), (1, 1, 1.0), {"LOOP": 1})
     for device in (0, 1, 0):
         with mock.patch.object(Driver, "device", device):
-            launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
+            if bound:
+                bound_launch(X, X)
+            else:
+                launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
     streams = [(stream, function[0]) for _, _, _, stream, function, *_ in notes]
     assert streams == [(100, "0"), (101, "1"), (100, "0")]
 
 
 def test_whoever_replaces_tritons_run_sees_every_launch(notes: list[Any]) -> None:
     launcher, seen = KernelLauncher(program), mock.Mock(return_value=None)
+    bound_launch = BoundLaunch(launcher, (1,), (1, 1, 1.0), {"LOOP": 1})
     launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
+    bound_launch(X, X)
     with mock.patch.object(JITFunction, "run", lambda *_, **__: seen()):
         launcher[(1,)](X, X, 1, 1, 1.0, LOOP=1)
-    assert seen.call_count == 1 and len(notes) == 1
+        bound_launch(X, X)
+    assert seen.call_count == 2 and len(notes) == 2
     hook = knobs.runtime.launch_enter_hook
     hook.add(seen)
     try:
