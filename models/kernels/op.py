@@ -21,8 +21,8 @@ from .choice import KernelFailed, find_device_problem
 
 TRITON_MESSAGES = ("Triton Error", "PassManager::run failed")
 """Beginnings of the RuntimeErrors that Triton raises for the driver and for its compiler."""
-PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
-"""Types of tensors that only hold values: subclasses may be fake, sharded or traced."""
+PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None), bool, int, float, str))
+"""Types of arguments that only hold values: other tensors may be fake, sharded or traced."""
 
 
 def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Op]:
@@ -57,16 +57,12 @@ class Op:
     def __call__(self, *arguments: Any) -> Any:
         if is_compiling() or is_watched():
             return self.custom_op(*arguments)
-        differentiable = False
-        for argument in arguments:
-            if type(argument) in PLAIN_TYPES:
-                differentiable = differentiable or argument.requires_grad
-            elif isinstance(argument, Tensor):  # fake, sharded or traced
-                return self.custom_op(*arguments)
-        if arguments[0].is_meta:
+        if not PLAIN_TYPES.issuperset(map(type, arguments)) or arguments[0].is_meta:
             return self.custom_op(*arguments)
         call = self._run
-        if differentiable and torch.is_grad_enabled():
+        if torch.is_grad_enabled() and any(
+            argument.requires_grad for argument in arguments if isinstance(argument, Tensor)
+        ):
             if self.autograd_function is None:
                 return self.custom_op(*arguments)  # raises: torch says that it has no gradient
             call = self.autograd_function.apply

@@ -141,19 +141,21 @@ class _SplitProduct(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
         ctx.sizes, ctx.bias = sizes, bias is not None
-        outputs: tuple[Tensor, ...] = F.linear(x, weight, bias).split(sizes, dim=-1)
+        product = F.linear(x, weight, bias)
+        outputs: tuple[Tensor, ...] = product.split_with_sizes(sizes, dim=-1)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        flat, rows = x.flatten(0, -2), weight.split(ctx.sizes)
+        flat, rows = x.flatten(0, -2), weight.split_with_sizes(ctx.sizes)
         part_grads = [grad.flatten(0, -2) for grad in grads]
         grad_x = part_grads[0] @ rows[0]
         for part_grad, part_rows in zip(part_grads[1:], rows[1:], strict=True):
             torch.addmm(grad_x, part_grad, part_rows, out=grad_x)
         grad_weight = torch.empty_like(weight)
-        for part_grad, part_rows in zip(part_grads, grad_weight.split(ctx.sizes), strict=True):
+        weight_parts = grad_weight.split_with_sizes(ctx.sizes)
+        for part_grad, part_rows in zip(part_grads, weight_parts, strict=True):
             torch.mm(part_grad.t(), flat, out=part_rows)
         grad_bias = torch.cat([part_grad.sum(0) for part_grad in part_grads]) if ctx.bias else None
         return grad_x.view(x.shape), grad_weight, grad_bias, None

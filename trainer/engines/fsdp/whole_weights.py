@@ -37,7 +37,7 @@ class WholeWeights:
                 for name, weight in self.weights.items()
             }
             for name, weight in self.weights.items():
-                collect = partial(self._collect, self.masters[name])
+                collect = partial(self._collect, self.masters[name], weight.numel())
                 weight.register_post_accumulate_grad_hook(collect)
 
     @torch.no_grad()
@@ -61,11 +61,12 @@ class WholeWeights:
         self.pending.clear()
         self.pending_numel = 0
 
-    def _collect(self, master: nn.Parameter, weight: Tensor) -> None:
+    def _collect(self, master: nn.Parameter, numel: int, weight: Tensor) -> None:
         """Take a gradient from a weight as soon as autograd has summed it."""
-        assert weight.grad is not None
-        self.pending.append((master, weight.grad))
-        self.pending_numel += weight.grad.numel()
+        gradient = weight.grad
+        assert gradient is not None
+        self.pending.append((master, gradient))
+        self.pending_numel += numel
         weight.grad = None
         if self.pending_numel > MAX_PENDING:
             self.add_pending()
