@@ -22,6 +22,11 @@ TEMPLATES = ("eu", "croissant", "cyclonedx", "spdx")
     show_default=True,
     help="The page that the law asks for, or the same facts as Croissant, CycloneDX or SPDX JSON.",
 )
+@click.option(
+    "--step",
+    type=click.IntRange(min=0),
+    help="Of the weights after so many steps, as a checkpoint is named [the newest].",
+)
 @click.option("--statement", metavar="FILE.yaml", help="What only the model's provider knows.")
 @click.option(
     "--new-statement",
@@ -36,6 +41,7 @@ TEMPLATES = ("eu", "croissant", "cyclonedx", "spdx")
 def summary(
     run: str,
     template: str,
+    step: int | None,
     statement: str | None,
     new_statement: str | None,
     out: str | None,
@@ -72,7 +78,7 @@ def summary(
     if out is not None and not out.lower().endswith(endings):
         raise click.BadParameter(f"{out} does not end in {' or '.join(endings)}")
     stated = Statement() if statement is None else load(Statement, statement)
-    facts = gather_facts(run, stated, statement or "the statement")
+    facts = gather_facts(run, stated, statement or "the statement", step)
     data, text, missing = _render(facts, template)
     if out is None:
         click.echo(json.dumps(data, indent=1) if as_json or text is None else text, nl=True)

@@ -7,11 +7,11 @@ cannot be had is None, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...console.errors import ConfigError, ConfigProblem, UserError
+from ...console.errors import ConfigError, ConfigProblem, PlanError, UserError
 from ...dataplane.account.account import Account, load_account
 from ...dataplane.datasets.dataset import Dataset, open_pinned
 from ...dataplane.order.plan import PlanSource
@@ -107,15 +107,25 @@ def list_sources(run: str) -> list[str]:
     return [name for name in _list_sources(lineage) if count_served(lineage, name).times.any()]
 
 
-def gather_facts(run: str, statement: Statement, statement_file: str) -> TrainingFacts:
-    """Gather the facts of a run, a saved plan or a mixture."""
+def gather_facts(
+    run: str, statement: Statement, statement_file: str, step: int | None = None
+) -> TrainingFacts:
+    """Gather the facts of a run, a saved plan or a mixture. `step`: of the weights after so many
+    steps; None: of the newest."""
     (lineage,) = open_lineages([run])
+    if step is not None:
+        lineage = _cut(lineage, step)
     plan_sources = _list_sources(lineage)
     _check_names(statement.sources, plan_sources, statement_file)
     newest = lineage.served[-1]
     commitment = None
-    if newest.ledger is not None and (entry := ledger.read_last(newest.ledger)) is not None:
-        commitment = ledger.commit(newest.ledger, newest.plan.learnt_hash, entry.step)
+    taken_steps = lineage.taken_steps
+    if (
+        newest.ledger is not None
+        and taken_steps is not None
+        and taken_steps > newest.plan.first_step
+    ):
+        commitment = ledger.commit(newest.ledger, newest.plan.learnt_hash, taken_steps - 1)
     facts = []
     for name, source in plan_sources.items():
         served = count_served(lineage, name)
@@ -125,12 +135,28 @@ def gather_facts(run: str, statement: Statement, statement_file: str) -> Trainin
         run=lineage.name,
         plan=newest.plan.hash,
         commitment=commitment,
-        steps=lineage.taken_steps,
+        steps=taken_steps,
         continues=tuple(served.run for served in lineage.served[:-1]),
         unknown=lineage.unknown,
         sources=tuple(facts),
         statement=statement,
     )
+
+
+def _cut(lineage: Lineage, step: int) -> Lineage:
+    """Return the lineage of the weights before `step`."""
+    newest = lineage.served[-1]
+    plan, taken_steps = newest.plan, lineage.taken_steps
+    end_step = plan.end_step if taken_steps is None else taken_steps
+    if not plan.first_step <= step <= end_step:
+        raise PlanError(
+            f"{lineage.name} has no weights of step {step:,}",
+            hint=f"its steps go from {plan.first_step:,} to {end_step:,}",
+        )
+    end_row = plan.end_row if step == plan.end_step else plan.step(step).first_row
+    taken_rows = newest.taken_rows and min(newest.taken_rows, end_row)
+    cut = replace(newest, end_row=end_row, taken_rows=taken_rows)
+    return replace(lineage, served=(*lineage.served[:-1], cut))
 
 
 def _list_sources(lineage: Lineage) -> dict[str, PlanSource]:

@@ -70,6 +70,11 @@ data_option = click.option(
     help="Number format of the weights, such as bf16.",
 )
 @data_option
+@click.option(
+    "--statement",
+    metavar="FILE.yaml",
+    help="Add the summary of `mixtures summary` with this statement, as SUMMARY.md.",
+)
 @command.json_option
 def export(
     source: str,
@@ -80,6 +85,7 @@ def export(
     ema: bool,
     dtype: str,
     data: str | None,
+    statement: str | None,
     as_json: bool,
 ) -> None:
     """Export weights to a folder for transformers, Vortex or headrace.
@@ -105,7 +111,15 @@ def export(
         if data is not None:
             raise
         tokenizer_note = f"; without a tokenizer: {error.message}"
-    summary = export_weights(weights, out, format, dtype=dtype, tokenizer=tokenizer, family=family)
+    summary = export_weights(
+        weights,
+        out,
+        format,
+        dtype=dtype,
+        tokenizer=tokenizer,
+        family=family,
+        statement=statement,
+    )
     if as_json:
         command.emit(summary)
         return

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...console.config import load
+from ...console.errors import UserError
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.storage import storage
+from ...mixtures.disclosure.eu import render_eu
+from ...mixtures.disclosure.facts import gather_facts
+from ...mixtures.disclosure.statement import Statement
 from ...mixtures.view.card import render_card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 
 DATA_CARD = "DATA.md"
 """File name for the page about the training data, in an exported folder."""
+SUMMARY = "SUMMARY.md"
+"""File name for the summary of the training data that a law asks for."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -39,8 +46,11 @@ def export(
     dtype: str,
     tokenizer: Tokenizer | None,
     family: str | None = None,
+    statement: str | None = None,
 ) -> dict[str, Any]:
-    """Write the folder `out` and return a summary."""
+    """Write the folder `out` and return a summary. `statement`: a file of the provider's, for the
+    summary of the training data."""
+    stated = None if statement is None else _summarize(source, statement)
     weights = source.weights()
     model = set_trained_length(source)
     template = find_template(source)
@@ -70,6 +80,8 @@ def export(
     if isinstance(source, Checkpoint) and stream is not None:
         steps = source.step - stream.plan.first_step
         pages[DATA_CARD] = render_card(stream, steps=steps)
+    if stated is not None:
+        pages[SUMMARY] = stated
     for name, page in pages.items():
         storage.write(storage.join(out, name), page.encode())
     return {
@@ -84,6 +96,7 @@ def export(
         if template is None or not files
         else {"source": template.source, "different": template.different},
         "data": DATA_CARD if DATA_CARD in pages else None,
+        "summary": SUMMARY if SUMMARY in pages else None,
     }
 
 
@@ -92,3 +105,14 @@ def read_stream(source: WeightSource) -> Stream | None:
     if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
         return None
     return Stream(Plan.load(source.run.plan))
+
+
+def _summarize(source: WeightSource, statement: str) -> str:
+    """Summarize what the weights of a run were trained on."""
+    if not isinstance(source, Checkpoint) or source.run is None:
+        raise UserError(
+            "--statement summarizes the data of a run, and these weights have none",
+            hint="export a checkpoint in its run's folder",
+        )
+    stated = load(Statement, statement)
+    return render_eu(gather_facts(str(source.run.root), stated, statement, source.step))

@@ -19,7 +19,7 @@ from support.data.plan_data import write_ledger, write_taken_run
 from support.data.small_data import plan_of
 
 from headrace.console import config
-from headrace.console.errors import ConfigError
+from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
 from headrace.dataplane.datasets.dataset import Dataset
@@ -112,8 +112,9 @@ def gather(run: Path, stated: Mapping[str, Any] = STATED) -> TrainingFacts:
     return gather_facts(str(run), statement, "stated")
 
 
-def count_by_document(run: Path, source: str) -> dict[int, int]:
-    """Sum up the tokens of documents in rows that the weights hold, by the search for documents."""
+def count_by_document(run: Path, source: str, step: int | None = None) -> dict[int, int]:
+    """Sum up the tokens of documents in rows that the weights hold, by the search for documents.
+    `step`: of a checkpoint."""
     (lineage,) = open_lineages([str(run)])
     count = Dataset(str(run.parent / source)).manifest.documents
     finder = Finder(DocumentRequest(frozenset(), tuple(range(count))), source)
@@ -121,7 +122,8 @@ def count_by_document(run: Path, source: str) -> dict[int, int]:
         answer.document: sum(
             exposure.tokens
             for exposure in answer.exposures
-            if exposure.seen and not exposure.undone
+            if exposure.seen
+            and (not exposure.undone if step is None else exposure.first_checkpoint == step)
         )
         for answer in finder.find(lineage)
         if isinstance(answer, DocumentAnswer)
@@ -157,6 +159,25 @@ def test_languages_and_domains_by_the_tokens_seen(run: Path) -> None:
     assert (web.domains.tokens, web.domains.unknown) == (hosts, no_host)
     assert web.newest == "2026-02-03" and gather(run).newest == "2026-02-03"
     assert gather(run, {}).newest is None  # `code` keeps no dates, and none is stated
+
+
+@pytest.mark.parametrize("step", [5, 8, 10])
+def test_a_checkpoint_holds_the_rows_before_it(run: Path, step: int) -> None:
+    """Step 3 was skipped; at step 9 the run went back to 6, after the checkpoint of step 8."""
+    first = run.parent / "first"
+    statement = config.build(Statement, {}, source="stated")
+    facts = gather_facts(str(first), statement, "stated", step)
+    checkpoint = first / "checkpoints" / f"step-{step:08d}"
+    checkpoint.mkdir(parents=True)
+    try:
+        for source in facts.sources:
+            counts = count_by_document(first, source.name, step)
+            assert source.served_tokens == sum(counts.values()) > 0
+    finally:
+        checkpoint.rmdir()
+    assert facts.steps == step
+    with pytest.raises(PlanError, match="no weights of step 41"):
+        gather_facts(str(first), statement, "stated", 41)
 
 
 def invoke(*words: str | Path, code: int = 0) -> str:

@@ -97,8 +97,12 @@ def test_audit_proves_a_step(gpu_run: RunFolder) -> None:
 
 @pytest.mark.slow
 def test_weights_are_exported(gpu_run: RunFolder, tmp_path: Path) -> None:
-    done = trainer("export", gpu_run.root, tmp_path / "out", "--json")
+    (tmp_path / "stated.yaml").write_text("provider: {name: Mill Ltd}\n")
+    stated = f"--statement={tmp_path / 'stated.yaml'}"
+    done = trainer("export", gpu_run.root, tmp_path / "out", stated, "--json")
     assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["summary"] == "SUMMARY.md"
+    assert "| Provider name | Mill Ltd |" in (tmp_path / "out" / "SUMMARY.md").read_text()
     assert (tmp_path / "out" / "model.safetensors").exists()
     page = (tmp_path / "out" / "DATA.md").read_text()
     assert f"# Training data of plan {Plan.load(gpu_run.plan).hash[:16]}" in page
