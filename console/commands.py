@@ -29,6 +29,10 @@ HEADRACE = {
         "..trainer.guide.recipes:main",
         "List models, runs and mixtures that fit together.",
     ),
+    "compare-hybrids": (
+        "..reports.hybrids.cli:compare_hybrids",
+        "Train models of equal size on the same rows, and compare them.",
+    ),
     "completion": (".completion:main", "Complete commands, options and paths in the shell."),
     "demo": (
         "..trainer.guide.demo:main",

@@ -29,7 +29,7 @@ def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None)
     for entry in entries:
         if is_finished(folder, entry):
             continue
-        code = _run_trainer(run_arguments(folder, entry, processes))
+        code = run_trainer(run_arguments(folder, entry, processes))
         if code == INTERRUPTED:
             raise Interrupted
         if code:
@@ -79,7 +79,7 @@ def submit(
     return slurm.submit(folder.slurm)
 
 
-def _run_trainer(arguments: Sequence[str]) -> int:
+def run_trainer(arguments: Sequence[str]) -> int:
     """Run `trainer` and return its exit code. Forwards the signals that ask it to save and stop,
     except Ctrl-C, which the terminal sends to both."""
     command = [sys.executable, "-P", "-m", "headrace.trainer.cli", *arguments]

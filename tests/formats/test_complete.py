@@ -112,8 +112,8 @@ FORMATS: dict[str, str] = {
     "`ledger.jsonl`": "world/main/ledger.jsonl",
     "`checkpoints/*/manifest.json`": "world/main/checkpoints/*/manifest.json",
     "other files of a checkpoint": "world/main/checkpoints/*/state.json",
-    "`anneal.json`, `tune.json`, `results/*.json` of a tune": "world/anneal/anneal.json, "
-    "keys/tune-request.json, files/tune/results/*.json",
+    "`anneal.json`, `hybrids.json`, `tune.json`, `results/*.json` of a tune": "world/anneal/"
+    "anneal.json, keys/hybrids-request.json, keys/tune-request.json, files/tune/results/*.json",
     "`scores.json` of an anneal": "world/anneal/scores.json",
     "`measured.json`": "files/run/measured.json",
     "`about.json` (run)": "world/main/about.json",
@@ -131,6 +131,7 @@ FORMATS: dict[str, str] = {
 ELSEWHERE = {
     "headrace bench blocks": "keys/bench-blocks.json",
     "headrace bench collectives": "a line for each size, as a table of measured figures",
+    "headrace compare-hybrids": "keys/compare-hybrids.json",
     "headrace doctor": "keys/doctor.json, keys/doctor-kernels.json",
     "headrace kernels compile": "keys/kernels-compile.json",
     "headrace mixtures plot": "keys/plot.json",

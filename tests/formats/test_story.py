@@ -56,7 +56,7 @@ MEASURED = ("main/", "anneal/", "cache/")
 def patch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(train, "_run_trainer", run_trainer)
+        patch.setattr(train, "run_trainer", run_trainer)
         yield patch
 
 

@@ -60,7 +60,11 @@ SLURM_LOG = "slurm-%j.out"
 SLURM_NOTE = "slurm-{job}.note"
 """State of the current start of a batch job, in `logs/`: `saved 500`."""
 LOCK = ".lock"
-REQUESTS = {"anneal.json": "trainer anneal", "tune.json": "trainer tune"}
+REQUESTS = {
+    "anneal.json": "trainer anneal",
+    "tune.json": "trainer tune",
+    "hybrids.json": "headrace compare-hybrids",
+}
 """Files that mark a folder as a request for several runs, and its command (request_folder.py)."""
 FEW = 3
 """Runs that an error names."""

@@ -207,7 +207,7 @@ def _say_stored(weights: WeightSource, path: str | None) -> None:
         command.say("not stored: these are weights without a run")
 
 
-def _parse_lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
+def parse_lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
     from .recall import SHORTEST
 
     words = [word for word in value.split(",") if word]
@@ -241,7 +241,7 @@ def _parse_recall_tasks(
 @click.option(
     "--lengths",
     metavar="TOKENS,...",
-    callback=_parse_lengths,
+    callback=parse_lengths,
     default="256,512,1024,2048,4096",
     show_default=True,
     help="Lengths of the contexts.",

@@ -72,5 +72,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(train, "_run_trainer", run_trainer)
+    monkeypatch.setattr(train, "run_trainer", run_trainer)
     return folder

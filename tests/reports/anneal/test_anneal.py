@@ -54,7 +54,7 @@ def test_candidates_are_trained_ranked_and_found_again(
     page = Path(found["page"]).read_text()
     assert all(run["plan"] in page and run["ledger"] in page for run in (first, second))
     # By another score the order is another; nothing is trained again.
-    monkeypatch.setattr(train, "_run_trainer", pytest.fail)
+    monkeypatch.setattr(train, "run_trainer", pytest.fail)
     again = json.loads(anneal(*words, "--score", "digits=1").stdout)
     assert [each["name"] for each in again["candidates"]] == ["digits", "signs"]
     assert "which no held-out dataset has" in anneal(*words, "--score", "letterz=1").output
@@ -68,7 +68,7 @@ def test_candidates_are_trained_ranked_and_found_again(
 def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_trainer = train._run_trainer
+    run_trainer = train.run_trainer
     words = ("digits.yaml", "--grid", "digits=0.2,0.4", "--out", "stopped")
     codes = [0, 85]
     trained: list[str] = []
@@ -77,7 +77,7 @@ def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
         trained.append(arguments[-1] if arguments[-2] == "--out" else arguments[-3])
         return codes.pop(0) or run_trainer(arguments)
 
-    monkeypatch.setattr(train, "_run_trainer", interrupted)
+    monkeypatch.setattr(train, "run_trainer", interrupted)
     done = anneal(*words)
     assert done.exit_code == 85 and "the same command goes on" in done.output
     codes += [1]
@@ -163,7 +163,7 @@ def test_all_problems_are_reported_before_a_run_starts(inside: Path) -> None:
 def test_a_score_of_a_source_without_held_out_rows_is_refused_before_training(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "_run_trainer", pytest.fail)
+    monkeypatch.setattr(train, "run_trainer", pytest.fail)
     for start in (["--dry-run"], []):
         done = anneal("digits.yaml", "--score", "digits=1", "--score", "nothere=1", *start)
         assert done.exit_code == 2 and "--score names nothere, which no held" in done.output

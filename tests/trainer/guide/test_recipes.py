@@ -26,8 +26,8 @@ from headrace.trainer.run import config as run_config
 RECIPES = shipped.load_recipes()
 QUICK = ("hybrid-1b", "fine-tuning")
 """Recipes that the quick tests count; `long` counts them all."""
-CLUSTERS = {"demo", "cluster"}
-"""Runs that belong to no recipe: the demo's, and the example of all keys of a cluster."""
+OTHERS = {"demo", "cluster", "hybrids"}
+"""Runs of no recipe: the demo, the example of all keys of a cluster, and `compare-hybrids`."""
 
 
 def fits(name: str) -> None:
@@ -118,7 +118,7 @@ def test_a_recipe_takes_the_weights_and_sources_of_its_parent(name: str, parent:
 def test_every_shipped_run_and_mixture_is_used() -> None:
     folder = RECIPES["hybrid-1b"].run_file.parents[1]
     runs = {file.stem for file in (folder / "runs").glob("*.yaml")}
-    assert runs == {recipe.run for recipe in RECIPES.values()} | CLUSTERS
+    assert runs == {recipe.run for recipe in RECIPES.values()} | OTHERS
     used = {recipe.mixture for recipe in RECIPES.values()}
     assert used <= {file.stem for file in (folder / "mixtures").glob("*.yaml")}
 
