@@ -29,7 +29,8 @@ class Layout:
 
 
 LAYOUTS = {
-    "one": Layout(1, ("engine.zero=1",), 4),
+    # DeepSpeed itself, which `extra` keeps on one rank.
+    "one": Layout(1, ("engine.zero=1", "engine.extra={steps_per_print: 1000000}"), 4),
     "tp2": Layout(2, ("engine.zero=1", "layout.tp=2"), 4),
     "cp2": Layout(2, ("engine.zero=1", "layout.cp=2"), 2),
     "zero3": Layout(2, ("engine.zero=3",), 2),

@@ -84,7 +84,7 @@ class Grid:
             "schedule": layout.schedule,
             "chunks": layout.chunks,
             **layout.row_forms,
-            "engine": engine.kind,
+            "engine": self.engine.kind,
         }
         return {**settings, **engine.choices(layout)}
 
@@ -243,7 +243,7 @@ def enumerate_engines(shape: LayoutShape, per_node: int) -> Iterator[EngineConfi
     for name, kind in sorted(ENGINES.items(), key=lambda item: len(item[1].packages)):
         for shard in shards:
             candidates = _candidates(kind, shard, ranks == 1)
-            if shard is None and not candidates:
+            if shard is None and ranks > 1 and not candidates:
                 raise LayoutError(
                     f"the engine `{name}` has no settings that the planner may try",
                     hint="name them in its `candidates`",

@@ -95,8 +95,9 @@ class EngineConfig(ABC):
     @abstractmethod
     def candidates(cls, shard: int | None, *, alone: bool) -> Sequence[Self]:
         """Return the settings that the planner tries if `shard` ranks share a copy of the state
-        (None: all ranks), or a rank holds it `alone`, where settings that differ in messages are
-        one. An engine that cannot have several copies returns none for a number."""
+        (None: all ranks), or a rank holds it `alone`: then those that `for_ranks` keeps apart, and
+        none if another engine has them. An engine that cannot have several copies returns none for
+        a number."""
 
     @classmethod
     @abstractmethod

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ...console.errors import LayoutError, MissingError
+from .config import EngineConfig
+from .fsdp.one_rank import OneRankConfig
 from .traffic import Traffic, UnshardedWeights
 from .zero.settings import ZeroConfig
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ..layout.config import LayoutConfig
     from ..layout.groups import Parallel
     from .config import StateOnDevice
+    from .engine import Engine
     from .objective import Objective, Sums
     from .optimizers.config import OptimizerConfig
 
@@ -81,10 +84,15 @@ class DeepSpeedConfig(ZeroConfig):
                 hint="use the number of GPUs of a machine",
             )
 
+    def for_ranks(self, ranks: int) -> EngineConfig:
+        if ranks > 1 or self.offloads or self.extra:
+            return self
+        return OneRankConfig.replacing(self)
+
     @classmethod
     def candidates(cls, shard: int | None, *, alone: bool) -> list[Self]:
-        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2) if alone else (0, 1, 2, 3)
-        return [] if shard is not None else [cls(zero=zero) for zero in stages]
+        stages: tuple[Literal[0, 1, 2, 3], ...] = (0, 1, 2, 3)
+        return [] if shard is not None or alone else [cls(zero=zero) for zero in stages]
 
     @classmethod
     def fewest_messages(cls) -> Self:
@@ -146,7 +154,10 @@ class DeepSpeedConfig(ZeroConfig):
         optimizer: OptimizerConfig,
         precision: Precision,
         parallel: Parallel,
-    ) -> DeepSpeed:
+    ) -> Engine:
+        config = self.for_ranks(parallel.data.size)
+        if config is not self:
+            return config.build(objective, optimizer, precision, parallel)
         return DeepSpeed(self, objective, optimizer, precision, parallel)
 
 

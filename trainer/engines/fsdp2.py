@@ -11,7 +11,7 @@ gathers nothing (fsdp/one_rank.py).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -47,12 +47,10 @@ class Fsdp2Config(FsdpConfig):
     """Torch's fully sharded data parallelism."""
 
     def for_ranks(self, ranks: int) -> FsdpConfig:
-        by_step = self.gather == "step" or not (self.gather or self.by_block or self.layers)
-        all_ranks = [ranks, *(span.shard for span in self.layers if span.shard is not None)]
-        if max(all_ranks) > 1 or self.offloads or not by_step:
+        holds_blocks = self.gather == "block" or self.by_block or self.layers
+        if ranks > 1 or self.offloads or holds_blocks:
             return self
-        keys = {field.name: getattr(self, field.name) for field in fields(self)}
-        return OneRankConfig(**{**keys, "gather": "step"})
+        return OneRankConfig.replacing(self)
 
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         traffic = partial(

@@ -67,7 +67,7 @@ def start(
         _finish_again(job, write_report)
         return 0
     assert forks is not None and job.run.device != "auto"
-    forks.call(partial(job.run.engine.load, job.run.device))
+    forks.call(partial(job.engine.load, job.run.device))
     preflight.check_machine(job)
     job.folder.prepare()
     with job.folder.locked() as lock:

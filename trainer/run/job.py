@@ -27,6 +27,7 @@ from .layout_plan import LayoutPlan
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
+    from ..engines.config import EngineConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,15 @@ class Job:
         return expand_rules(self.run.recompute, len(self.model.layers))
 
     @property
+    def engine(self) -> EngineConfig:
+        """The engine of this start."""
+        return self.run.engine.for_ranks(self.dp * self.run.layout.cp)
+
+    @property
     def layout(self) -> dict[str, Any]:
         """Engine and degrees of parallelism, for logs and reports."""
         return {
-            "engine": self.run.engine.for_ranks(self.dp * self.run.layout.cp).describe(),
+            "engine": self.engine.describe(),
             "processes": self.processes,
             "pp": self.run.layout.pp,
             "dp": self.dp,

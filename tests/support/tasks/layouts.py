@@ -84,6 +84,8 @@ KEYS = {
     },
 }
 """Keys of an engine, by a word of a layout."""
+DEEPSPEEDS_OWN = {"steps_per_print": 1 << 30}
+"""With it, DeepSpeed runs on one rank too."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
@@ -97,6 +99,7 @@ def engine_config(layout: str) -> Any:
     for word in words:
         keys |= next((own for name, own in KEYS.items() if word.startswith(name)), {})
     if kind == "deepspeed":
+        keys.setdefault("extra", DEEPSPEEDS_OWN)
         return DeepSpeedConfig(zero=int(option), **keys)  # type: ignore[arg-type]
     gather = next((gather for word, gather in GATHER.items() if layout.endswith(word)), None)
     return Fsdp2Config(shard=int(option) or None, gather=gather, **keys)  # type: ignore[arg-type]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp.one_rank import OneRankConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -15,30 +17,45 @@ from headrace.trainer.engines.optimizers.config import GroupConfig
 from headrace.trainer.engines.shard_groups import LayerShards
 
 FROZEN = (GroupConfig(match="blocks.0.*", lr=0.0), GroupConfig(match="embedding.weight", lr=0.5))
-BY_BLOCK = (
+WHOLE = (
+    *(Fsdp2Config(gather=gather) for gather in (None, "step", "micro-batch")),
+    Fsdp2Config(gather="step", shard=1),
+    *(DeepSpeedConfig(zero=zero) for zero in (0, 1, 2, 3)),  # type: ignore[arg-type]
+)
+LESS = (
     Fsdp2Config(gather="block"),
-    Fsdp2Config(gather="micro-batch"),
     Fsdp2Config(keep_last=1),
     Fsdp2Config(forward_prefetch=1),
     Fsdp2Config(backward_prefetch=2),
     Fsdp2Config(layers=(LayerShards(layers=(0, 1), reshard=False),)),
     Fsdp2Config(offload="cpu"),
+    DeepSpeedConfig(offload_optimizer="cpu"),
+    DeepSpeedConfig(extra={"wall_clock_breakdown": True}),
 )
 
 
-@pytest.mark.parametrize("engine", [Fsdp2Config(), Fsdp2Config(gather="step", shard=1)])
-def test_one_rank_gathers_nothing(engine: Fsdp2Config) -> None:
-    assert isinstance(engine.for_ranks(1), OneRankConfig) and engine.for_ranks(2) is engine
+@pytest.mark.parametrize("engine", WHOLE)
+def test_one_rank_gathers_nothing(engine: EngineConfig) -> None:
+    compiled = replace(engine, compile=True, compile_backend="eager")
+    for config in (engine, compiled):
+        one_rank = config.for_ranks(1)
+        assert isinstance(one_rank, OneRankConfig) and config.for_ranks(2) is config
+        assert one_rank.compile == config.compile
+        assert one_rank.compile_backend == config.compile_backend
 
 
-@pytest.mark.parametrize("engine", BY_BLOCK)
-def test_keys_that_hold_less_keep_torchs_engine(engine: Fsdp2Config) -> None:
+@pytest.mark.parametrize("engine", LESS)
+def test_keys_that_hold_less_and_deepspeeds_keep_their_engine(engine: EngineConfig) -> None:
     assert engine.for_ranks(1) is engine
 
 
-def test_other_engines_have_no_defaults_of_one_rank() -> None:
-    engine = DeepSpeedConfig()
-    assert engine.for_ranks(1) is engine
+def test_plans_try_what_one_rank_keeps_apart() -> None:
+    """The rule of a run, and no second one: no two candidates are one engine."""
+    kinds = (Fsdp2Config, DeepSpeedConfig)
+    candidates = [engine for kind in kinds for engine in kind.candidates(None, alone=True)]
+    assert candidates == [Fsdp2Config(), Fsdp2Config(gather="block")]
+    engines = {engine.for_ranks(1) for engine in (*candidates, *WHOLE, LESS[0])}
+    assert engines == {engine.for_ranks(1) for engine in candidates}
 
 
 def differences(
@@ -61,6 +78,28 @@ def test_one_rank_has_the_bits_of_fsdp2(
     """Two micro-batches a step; experts without tokens, a block that is called twice."""
     layout = f"fsdp2-0-{precision}"
     assert differences(in_processes, tmp_path, layout, model, 1, steps=3) == []
+
+
+@pytest.mark.parametrize(("fault", "equal"), [(None, True), ("half sums", False)])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_one_rank_computes_what_deepspeed_does(
+    in_processes: Any, tmp_path: Path, precision: str, fault: str | None, equal: bool
+) -> None:
+    """To rounding: DeepSpeed's tensors are parts of a flat one, so the norm is summed in another
+    order, and the CPU's AdamW rounds the last elements of a tensor otherwise than those before.
+    ZeRO-3 has another function for linear layers."""
+    bounds = {1: 1e-6, 2: 1e-6, 3: 3e-2 if precision == "bf16" else 1e-4}
+    zeros = list(bounds) if fault is None else [1]
+    layouts = [f"fsdp2-0-{precision}", *(f"deepspeed-{zero}-{precision}" for zero in zeros)]
+    results = in_processes(
+        1, "parity", tmp_path, layouts=layouts, model="tiny", steps=2, fault=fault
+    )
+    ours, *references = (torch.load(tmp_path / f"{layout}.pt") for layout in layouts)
+    for zero, layout, reference in zip(zeros, layouts[1:], references, strict=True):
+        steps = torch.tensor(results[layouts[0]]), torch.tensor(results[layout])
+        pairs = [steps, *((ours[key], reference[key]) for key in reference)]
+        errors = [float((a - b).norm() / b.norm().clamp(min=1e-30)) for a, b in pairs]
+        assert ours.keys() == reference.keys() and (max(errors) < bounds[zero]) == equal, layout
 
 
 @pytest.mark.parametrize("fault", ["late weights", "half sums"])

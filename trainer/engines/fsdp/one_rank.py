@@ -1,11 +1,12 @@
-"""FSDP2 where one rank holds the whole state: no gather, no reduction, one cast a step."""
+"""An engine where one rank holds the whole state: no gather, no reduction, one cast a step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from ....models.accounting.state import StatePart
+from ..config import EngineConfig
 from ..traffic import Traffic
 from .settings import FsdpConfig
 
@@ -23,16 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRankConfig(FsdpConfig):
-    """What `Fsdp2Config.for_ranks` returns for one rank. No run names it."""
+    """What `for_ranks` returns for one rank: of FSDP2 unless it holds single blocks, and of DeepSpeed
+    unless it offloads or has keys of DeepSpeed's own. No run names it."""
+
+    @classmethod
+    def replacing(cls, engine: EngineConfig) -> OneRankConfig:
+        """Return the settings that have the place of another engine's on one rank."""
+        keys = {field.name: getattr(engine, field.name) for field in fields(EngineConfig)}
+        return cls(**{**keys, "kind": "fsdp2", "gather": "step"})
 
     def describe(self) -> str:
         return f"one rank, nothing sharded{', compiled' if self.compile else ''}"
 
     def describe_with_layout(self, layout: LayoutConfig) -> str:
         return self.describe()
-
-    def choices(self, layout: LayoutConfig) -> dict[str, object]:
-        return {}
 
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         return Traffic()
