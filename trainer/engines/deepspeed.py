@@ -3,7 +3,8 @@
 DeepSpeed owns the flat buffers and the reduction of gradients, and calls the optimizer. headrace
 owns the optimizer's arithmetic, the norm and clipping (update.py), and the accumulation boundary.
 zero/state.py locates the state, and zero/experts.py makes DeepSpeed split experts: no other file
-reads DeepSpeed's private fields.
+reads DeepSpeed's private fields. A rank that holds the whole state alone has another engine
+(fsdp/one_rank.py), unless `offload_optimizer` or `extra` asks for DeepSpeed's.
 """
 
 from __future__ import annotations

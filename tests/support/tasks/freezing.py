@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from support.configs import CONFIGS
+from support.tasks.layouts import DEEPSPEEDS_OWN
 from support.tasks.piped import place
 
 from headrace.models.accounting.count import build_meta
@@ -29,8 +30,8 @@ TINY = CONFIGS / "tiny.yaml"
 FROZEN = ("embedding.*", "*.mlp.*")
 ENGINES: dict[str, Any] = {
     "fsdp2": Fsdp2Config(),
-    "zero1": DeepSpeedConfig(zero=1),
-    "zero3": DeepSpeedConfig(zero=3),
+    "zero1": DeepSpeedConfig(zero=1, extra=DEEPSPEEDS_OWN),
+    "zero3": DeepSpeedConfig(zero=3, extra=DEEPSPEEDS_OWN),
 }
 
 

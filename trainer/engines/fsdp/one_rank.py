@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OneRankConfig(FsdpConfig):
-    """What `for_ranks` returns for one rank: of FSDP2 unless it holds single blocks, and of DeepSpeed
-    unless it offloads or has keys of DeepSpeed's own. No run names it."""
+    """What `for_ranks` returns for one rank: of FSDP2 unless it holds single blocks, of DeepSpeed
+    unless it offloads or has keys of DeepSpeed's own (`extra`). No run names it."""
 
     @classmethod
     def replacing(cls, engine: EngineConfig) -> OneRankConfig:

@@ -37,9 +37,9 @@ class FsdpConfig(EngineConfig):
     """When weights are gathered, and gradients reduced. `block`: for each pass of a block; a rank
     holds one block unsharded. `micro-batch`: once per micro-batch; a rank holds all weights of the
     stage unsharded. `step`: once per step; a rank holds weights and gradients unsharded, and
-    where it holds the whole state alone, nothing is gathered or reduced, and `micro-batch` is the
-    same. Default: `step` for a pipeline, whose stages are small, and for a rank that holds the whole
-    state alone, unless `keep_last`, `layers` or a prefetch is set; else `block`."""
+    where it holds the whole state alone, nothing is gathered or reduced; there `micro-batch` is the
+    same. Default: `step` for a pipeline, whose stages are small, and for a rank that holds the
+    whole state alone, unless `keep_last`, `layers` or a prefetch is set; else `block`."""
     keep_last: int = 0
     """Number of final layers whose weights stay unsharded from the forward to the backward pass,
     with `gather: block`. The backward pass begins with them: one gather less per layer."""
