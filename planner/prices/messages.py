@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 GRADIENT_BYTES = 4
 """Bytes per number in a reduced gradient: fp32 in all engines."""
+MASTER_BYTES = 4
+"""Bytes per number in a master: fp32 in all engines."""
 UPDATE_BYTES = 30
 """Bytes that an optimizer step reads and writes per local parameter: gradients, masters and two
 moments in fp32, and weights in compute precision."""
@@ -308,6 +310,9 @@ class EngineMessages:
             for name in sums:
                 size = reduced * widths[name]
                 seconds[name] += elements / reduced * send("all-reduce", size, data_ranks, stride)
+            if self.data_ranks == 1:
+                for message, width in self._copied_bytes.items():
+                    seconds[message] += self.machine.traffic(width * elements)
             total += elements
             updated += elements / (1 if self.traffic.updates_all else shard_ranks)
         return ParameterCosts(total, updated, seconds)
@@ -353,8 +358,21 @@ class EngineMessages:
         launches = self.traffic.recompute_launches
         return 0.0 if rule == "none" else self.machine.launches(launches)
 
+    @property
+    def _copied_bytes(self) -> Mapping[Message, int]:
+        """Bytes of memory traffic per element on one rank, where messages are copies: masters are
+        rounded into a buffer, which becomes weights; gradients are widened into one, and summed."""
+        weight = self.widths["gather"]
+        return {
+            "gather": MASTER_BYTES + 3 * weight,
+            "reduce": weight + 3 * GRADIENT_BYTES,
+        }
+
     def overlap(self, busy: float, message: float) -> float:
-        """Return the seconds of a pass and a concurrent message."""
+        """Return the seconds of a pass and a concurrent message; copies on one rank take memory's
+        time from the pass."""
+        if self.data_ranks == 1:
+            return busy + message
         return self.machine.overlapped(busy, message, self.stride * self.shard_ranks)
 
     def update(self, forward: float, backward: float, costs: ParameterCosts) -> float:

@@ -39,7 +39,7 @@ from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.traffic import MESSAGES
 from headrace.trainer.layout.config import LayoutConfig
 
-FP32 = PRECISIONS["fp32"]
+FP32, BF16 = PRECISIONS["fp32"], PRECISIONS["bf16"]
 LENGTH, WIDTH, HEADS, KV_HEADS, RANKS = 64, 128, 4, 2, 2
 """Those of `tiny-transformer`, on two ranks."""
 AXIS = Axis(None, 0, RANKS)
@@ -213,7 +213,8 @@ def test_layers_of_zero_share_messages() -> None:
 
 
 def test_one_rank_gathers_and_launches_nothing() -> None:
-    """Of FSDP2, a single candidate remains, whose engine sends nothing and needs no host."""
+    """Plans try what a run keeps apart: an engine that sends nothing and needs no host, and FSDP2
+    by block, whose messages are copies, in no pass's shadow."""
 
     class Launches(Copies):
         def launches(self, count: float) -> float:
@@ -222,16 +223,26 @@ def test_one_rank_gathers_and_launches_nothing() -> None:
     def fsdp2(dp: int) -> list[Grid]:
         shape = LayoutShape(LayoutConfig(), dp, 1, 1)
         engines = enumerate_engines(shape, per_node=8)
-        return [Grid(shape, e, shape.layout) for e in engines if e.kind == "fsdp2"]
+        return [Grid(shape, e, shape.layout) for e in engines if e.kind == "fsdp2" or dp == 1]
+
+    def messages(grid: Grid) -> EngineMessages:
+        arguments = (grid.engine, grid.layout, grid.shape.dp, BF16, Launches(), 1.0)
+        return EngineMessages(*arguments)
 
     def host_launches(grid: Grid) -> float:
-        arguments = (grid.engine, grid.layout, grid.shape.dp, FP32, Launches(), 1.0)
         costs = ParameterCosts(0.0, 0.0, dict.fromkeys(MESSAGES, 0.0))
-        return EngineMessages(*arguments).forward(0.0, costs)
+        return messages(grid).forward(0.0, costs)
 
-    [alone], several = fsdp2(1), fsdp2(2)
-    assert host_launches(alone) == 0 and all(host_launches(grid) > 0 for grid in several)
+    (alone, by_block), several = fsdp2(1), fsdp2(2)
+    assert host_launches(alone) == 0 < host_launches(by_block)
+    assert all(host_launches(grid) > 0 for grid in several)
+    layer = {"weight": LocalShard((1000,))}
+    costs = messages(by_block).price(layer)
+    assert (costs.seconds["gather"], costs.seconds["reduce"]) == (10_000, 14_000)
+    assert messages(by_block).forward(1e9, costs) == 1e9 + host_launches(by_block) + 10_000
+    assert messages(several[0]).price(layer).seconds["gather"] == 0  # `Copies` sends for nothing
     assert {grid.settings()["gather"] for grid in several} == {"block", "micro-batch", "step"}
-    assert "gather" not in alone.settings() and "shard" not in alone.settings()
+    assert [grid.settings()["gather"] for grid in (alone, by_block)] == ["step", "block"]
     assert "one rank" in alone.name() and "FSDP2" not in alone.name()
+    assert "FSDP2, gather by block" in by_block.name()
     assert {"gather", "shard", "zero"} <= set(list_settings())
