@@ -28,10 +28,11 @@ class Layout:
     """Tokens of a micro-batch, in rows of the first phase."""
 
 
+DEEPSPEED = "engine.extra={steps_per_print: 1000000}"
+"""Keeps DeepSpeed where one rank holds the whole state."""
 LAYOUTS = {
-    # DeepSpeed itself, which `extra` keeps on one rank.
-    "one": Layout(1, ("engine.zero=1", "engine.extra={steps_per_print: 1000000}"), 4),
-    "tp2": Layout(2, ("engine.zero=1", "layout.tp=2"), 4),
+    "one": Layout(1, ("engine.zero=1", DEEPSPEED), 4),
+    "tp2": Layout(2, ("engine.zero=1", DEEPSPEED, "layout.tp=2"), 4),
     "cp2": Layout(2, ("engine.zero=1", "layout.cp=2"), 2),
     "zero3": Layout(2, ("engine.zero=3",), 2),
     "fsdp2": Layout(2, ("engine.kind=fsdp2",), 2),

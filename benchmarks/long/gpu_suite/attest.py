@@ -15,6 +15,8 @@ from pathlib import Path
 
 WORKERS = 12
 """Each takes half a gigabyte of the device, and one core."""
+TIMEOUT = {False: 60.0, True: 600.0}
+"""Seconds of a case, by whether the run is dry."""
 DRY_KERNELS = ["glu", "rope"]
 
 
@@ -55,7 +57,11 @@ def main() -> int:
 
     began = time.monotonic()
     attestation = Attestation(
-        plan, device, num_workers=2 if options.dry else WORKERS, timeout=60, report=report
+        plan,
+        device,
+        num_workers=2 if options.dry else WORKERS,
+        timeout=TIMEOUT[options.dry],
+        report=report,
     )
     timer = threading.Timer(options.seconds, attestation.drop)
     timer.start()
