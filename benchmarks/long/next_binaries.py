@@ -28,6 +28,7 @@ import triton
 from support.kernels.binaries import Launch, compiled, launches_by_pass
 
 from headrace.models.attestation.cases.case import Case, InputShape
+from headrace.models.attestation.cases.convolutions import direct_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import NEXT, choice
@@ -39,6 +40,18 @@ HEADS, HEAD_DIM, STATE_SIZE = 64, 64, 128
 REGISTERS = 1 << 16
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 """Bytes of a multiprocessor's shared memory, by capability; a program takes a KiB more."""
+
+FILTER_FLOORS = (
+    ("q, k, v in; y out", 2 * 4 * SIZE.width),
+    ("q, k, v, dy in; dq, dk, dv out", 2 * 7 * SIZE.width),
+)
+
+
+def _tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    """Return the chunks of a stream, if a program filters a tile in each turn."""
+    tile_numbers = constants["CHUNK"] * constants["CHUNKS"] * constants["SIDE"]
+    return (SIZE.length * SIZE.width / tile_numbers / launch.programs,)
+
 
 Turns = Callable[[dict[str, Any], Launch], Sequence[float]]
 TURNS: dict[str, Turns] = {
@@ -56,6 +69,9 @@ TURNS: dict[str, Turns] = {
     "ssd_backward_states": lambda c, _: (c["HEADS"],),
     "ssd_backward_decays": lambda c, _: (0, 2),
     "rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
+    "toeplitz_forward": _tiles,
+    "toeplitz_backward": _tiles,
+    "toeplitz_backward_carried": _tiles,
     "gated_rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
 }
 """Turns of a program's loops, in the order of their addresses, from its constants."""
@@ -115,6 +131,7 @@ def main() -> int:
         (norm_case(outside=False, residual=True), None),
         (norm_case(outside=False), None),
         (gated_norm_case(1), None),
+        (direct_case("toeplitz", 128, 16), FILTER_FLOORS),
     ):
         for card in cards:
             compare(case, floors, card)

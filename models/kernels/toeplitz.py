@@ -50,6 +50,13 @@ def _programs() -> Any:
 
 
 @cache
+def _next_programs() -> Any:
+    from .programs import toeplitz_next
+
+    return Programs(toeplitz_next)
+
+
+@cache
 def _programs_backward() -> Any:
     from .programs import toeplitz_backward
 
@@ -134,7 +141,10 @@ def _backward(
         _programs_backward(),
         num_parts * groups * num_blocks * rows,
     )
-    programs.toeplitz_backward[(grid,)](
+    program = programs.toeplitz_backward
+    if "toeplitz" in choice.NEXT:
+        program = _next_programs().toeplitz_backward_carried
+    program[(grid,)](
         dy, x, history_, taps.to(x.dtype).contiguous(), skip_, positions_, grad_x, grad_history,
         block_sums, skip_grads, length, width, num_parts, tiles_per_part, **constants,
     )  # fmt: skip

@@ -40,7 +40,7 @@ def _reload(x, mask):
 
 
 @triton.jit
-def _program_streams(
+def program_streams(
     width, num_parts, chunks_per_stream,
     SHARE: tl.constexpr, BLOCKS: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr, SIDE: tl.constexpr, HISTORY: tl.constexpr,
@@ -78,7 +78,7 @@ def toeplitz_backward(
     """
     token_stride = width * (3 if GATED else 1)
     dtype = x.dtype.element_ty
-    group, row, part, first_channel, channel, start, last_offset = _program_streams(
+    group, row, part, first_channel, channel, start, last_offset = program_streams(
         width, num_parts, chunks_per_stream, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
     )
     end_channel = (group + 1) * SHARE
@@ -261,7 +261,7 @@ def toeplitz_backward(
         dy -= CHUNK * width
         grad_x -= CHUNK * token_stride
 
-    _store_sums(block_sums, sums, 0, PASSES, CHUNK)
+    store_sums(block_sums, sums, 0, PASSES, CHUNK)
     if SKIP:
         channel_grads = tl.sum(tl.reshape(skip_grad, [CHUNKS, SIDE]), axis=0)
         document_inputs = first_channel + tl.arange(0, SIDE)
@@ -283,7 +283,7 @@ def toeplitz_backward_far_sums(
     """Σ_n G_n·W_{n−p}ᵀ for p ≥ SUMS, which toeplitz_backward leaves out."""
     token_stride = width * (3 if GATED else 1)
     dtype = x.dtype.element_ty
-    group, row, part, _, channel, start, last_offset = _program_streams(
+    group, row, part, _, channel, start, last_offset = program_streams(
         width, num_parts, chunks_per_stream, SHARE, BLOCKS, PASSES, CHUNK, CHUNKS, SIDE, HISTORY
     )
     end_channel = (group + 1) * SHARE
@@ -327,11 +327,11 @@ def toeplitz_backward_far_sums(
         stream_starts -= CHUNK
         x -= CHUNK * token_stride
         dy -= CHUNK * width
-    _store_sums(block_sums, sums, SUMS, PASSES, CHUNK)
+    store_sums(block_sums, sums, SUMS, PASSES, CHUNK)
 
 
 @triton.jit
-def _store_sums(block_sums, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
+def store_sums(block_sums, sums, FROM: tl.constexpr, PASSES: tl.constexpr, CHUNK: tl.constexpr):
     """Store this program's block sums, for p from FROM on."""
     token = tl.arange(0, CHUNK)
     block_sums += tl.program_id(0).to(tl.int64) * (PASSES * CHUNK * CHUNK)

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ....console.config import added_field
 from ...kernels import NEXT
 from . import flash4
 
@@ -35,6 +36,8 @@ class KernelsConfig:
     """Programs of RMSNorm: confirmed, or next."""
     ssd: Programs = "confirmed"
     """Programs of Mamba-2's scan: confirmed, or next."""
+    toeplitz: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable
+    """Programs of Hyena-MR's convolution: confirmed, or next."""
     fallback: bool = False
     """Run plain torch in place of fused kernels that fail their attestation before the first step
     on a GPU, and the next implementation in place of one of attention. false: a kernel that fails

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from support.kernels.binaries import Launch, compiled, launches
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.long._executed import count_executed, disassemble
 from headrace.models.attestation.cases.case import Case, InputShape
+from headrace.models.attestation.cases.convolutions import direct_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import KERNELS, NEXT, choice
@@ -32,10 +34,11 @@ import json
 import torch
 from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases.case import Draw, InputShape
-from headrace.models.attestation.cases.compare import measure_errors
+from headrace.models.attestation.cases.compare import evaluate, measure_errors
+from headrace.models.attestation.cases.convolutions import direct_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
-from headrace.models.kernels import NEXT, choice, layout, ssd_next
+from headrace.models.kernels import NEXT, choice, layout, ssd_next, toeplitz
 
 torch.set_num_threads(1)
 dtypes, ssd_next.DTYPES = ssd_next.DTYPES, (torch.float32, *ssd_next.DTYPES)
@@ -63,7 +66,27 @@ with choice.next_programs(NEXT):
     assert ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
     assert not ssd_next.runs(torch.empty(0))
 assert not ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
-print(json.dumps([found, without_decays, len(launched), rounded]))
+
+layout.PROGRAMS = 1  # several chunks for each program
+long, equal, launched_filters = InputShape(1, 150, 16), [], []
+carried = toeplitz._next_programs().toeplitz_backward_carried
+class Counted:
+    def __getitem__(self, grid):
+        launched_filters.append(grid)
+        return carried[grid]
+toeplitz._next_programs().toeplitz_backward_carried = Counted()
+for case in (
+    direct_case("toeplitz", 40, 16, skip=True, packed=True),
+    direct_case("toeplitz", 34, 8, history=True, packed=True),
+    direct_case("toeplitz", 65, 16, gated=False),
+):
+    results = []
+    for kernels in ((), NEXT):
+        with choice.next_programs(kernels):
+            results.append(evaluate(case.run, case.make(draw, long), draw, torch.Tensor.clone))
+    equal += [torch.equal(results[0][name], results[1][name]) for name in results[0]]
+assert len(launched_filters) == 3
+print(json.dumps([found, without_decays, len(launched), rounded, equal]))
 """
 
 
@@ -82,12 +105,13 @@ def test_next_programs_are_right() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    cases, without_decays, launched, rounded = json.loads(done.stdout)
+    cases, without_decays, launched, rounded, equal = json.loads(done.stdout)
     assert len(cases) == 5
     for name, tensor_errors in cases.items():
         assert max(tensor_errors.values()) < 1e-5, name
     assert max(without_decays.values()) > 1e-2 and launched == 2
     assert max(rounded.values()) < 2e-2
+    assert len(equal) == 11 and all(equal), "the next program of toeplitz has other bits"
 
 
 SSD = ssd_case(1, 64, state=False, packed=True, head_dim=64, state_size=128)
@@ -151,6 +175,24 @@ def test_next_programs_of_ssd_keep_inputs_alone() -> None:
             _, _, *kept = torch.ops.headrace.ssd(*arguments)
     assert states.numel() == 2 * 2 * 4 * 16 * 16 and decays.numel() == 2 * 2 * 4
     assert [tensor.numel() for tensor in kept] == [0, 0]
+
+
+@pytest.mark.slow
+def test_the_next_program_of_toeplitz_loads_a_tile_once() -> None:
+    """Bytes that a warp loads and stores in a chunk."""
+    case = direct_case("toeplitz", 128, 16)
+    loaded = []
+    for kernels in ((), ("toeplitz",)):
+        with choice.next_programs(kernels):
+            every = launches(case, SIZE, torch.bfloat16)
+        [launch] = [launch for launch in every if launch.name.startswith("toeplitz_backward")]
+        binary = compiled(launch, 90)
+        assert not binary.spilled
+        instructions = disassemble(binary.cubin)
+        once, twice = (count_executed(instructions, [turns]).bytes for turns in (1, 2))
+        loaded.append(twice - once)
+    tile = 64 * 16 * 2 / 4
+    assert loaded == [20 * tile, 9 * tile]
 
 
 def test_a_key_chooses_them() -> None:

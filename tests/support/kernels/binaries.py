@@ -117,7 +117,7 @@ def launches(case: Case, shape: InputShape, dtype: torch.dtype) -> list[Launch]:
     recorded: dict[Launch, None] = {}
 
     def record(program: JITFunction, *args: Any, **options: Any) -> None:
-        recorded[_launch(program, args, options)] = None
+        recorded[record_launch(program, args, options)] = None
 
     draw = Draw(dtype, "cpu", 0)
     with (
@@ -138,7 +138,7 @@ def launches_by_pass(
     recorded: list[Launch] = []
 
     def record(program: JITFunction, *args: Any, **options: Any) -> None:
-        recorded.append(_launch(program, args, options))
+        recorded.append(record_launch(program, args, options))
 
     draw = Draw(dtype, "cpu", 0)
     with (
@@ -165,7 +165,7 @@ def divided() -> Iterator[None]:
         yield
 
 
-def _launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
+def record_launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
     given = dict(zip(program.arg_names, args, strict=False))
     given |= {name: value for name, value in options.items() if name in program.arg_names}
     signature, constants, divisible = {}, {}, []
