@@ -2,10 +2,10 @@
 
 A line has a launch's registers, spilled bytes, shared memory, instructions, and among these loads
 ahead of their use into shared memory (LDGSTS), and the warps that a multiprocessor holds; then what
-one token costs: the instructions that its warps execute (_executed.py), the bytes of all arguments,
-each once, and the bytes between the multiprocessors and the L2 cache. The sums of a pass follow,
-beside its floor: the bytes of the op's inputs and outputs, each once. Sizes are those of a large
-model. Nothing runs: a device must confirm what counts promise.
+one token costs on sm_90: the instructions that its warps execute (_executed.py), the
+bytes of all arguments, each once, and the bytes between the multiprocessors and the L2 cache. The
+sums of a pass follow, beside its floor: the bytes of the op's inputs and outputs, each once. Sizes
+are those of a large model. Nothing runs: a device must confirm what counts promise.
 
     python -m benchmarks.long.next_binaries [--cards 90 80 100]
 """
@@ -16,7 +16,7 @@ import argparse
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import NEXT, choice
 
-from ._executed import count_executed, disassemble
+from ._executed import Instruction, count_executed, disassemble
 
 SIZE = InputShape(1, 4096, 4096)
 HEADS, HEAD_DIM, STATE_SIZE = 64, 64, 128
@@ -41,10 +41,14 @@ REGISTERS = 1 << 16
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 """Bytes of a multiprocessor's shared memory, by capability; a program takes a KiB more."""
 
+COUNTED_CARD = 90
+"""Capability whose loops TURNS knows: machine code of others has other loops."""
 FILTER_FLOORS = (
     ("q, k, v in; y out", 2 * 4 * SIZE.width),
     ("q, k, v, dy in; dq, dk, dv out", 2 * 7 * SIZE.width),
 )
+
+FEATURIZER_FLOORS = (("x in; y out", 4 * SIZE.width), ("x, dy in; dx out", 6 * SIZE.width))
 
 
 def _tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
@@ -69,7 +73,7 @@ TURNS: dict[str, Turns] = {
     "ssd_backward_states": lambda c, _: (c["HEADS"],),
     "ssd_backward_decays": lambda c, _: (0, 2),
     "rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
-    "toeplitz_forward": _tiles,
+    "short_convolution_forward": lambda c, _: (c["SPAN"] / c["UNROLL"],),
     "toeplitz_backward": _tiles,
     "toeplitz_backward_carried": _tiles,
     "gated_rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
@@ -84,31 +88,36 @@ class PassCounts:
     instructions: float = 0.0
     bytes: float = 0.0
     l2_bytes: float = 0.0
-    lines: list[str] = field(default_factory=list)
 
-    def add(self, launch: Launch, card: int) -> None:
+    def add(self, launch: Launch, card: int) -> str:
+        """Add a launch, and return its line."""
         binary = compiled(launch, card)
         instructions = disassemble(binary.cubin)
         warps = dict(launch.options).get("num_warps", 4)
-        turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
-        executed = count_executed(instructions, turns)
-        tokens = SIZE.rows * SIZE.length
-        token_instructions = executed.instructions * warps * launch.programs / tokens
-        self.instructions += token_instructions
-        self.bytes += launch.bytes / tokens
-        l2_bytes = executed.bytes * warps * launch.programs / tokens
-        self.l2_bytes += l2_bytes
         resident = min(
             REGISTERS // (binary.registers * 32 * warps), SHARED[card] // (binary.shared + 1024)
         )
         ahead = sum(instruction.opcode == "LDGSTS" for instruction in instructions)
         spills = f", {binary.spilled} bytes spilled" if binary.spilled else ""
-        self.lines.append(
+        counts = f"; a token: {self._count(launch, instructions)}" if card == COUNTED_CARD else ""
+        return (
             f"{launch.name} sm_{card}: {resident * warps} warps, {binary.registers} registers"
             f"{spills}, {binary.shared} bytes shared, {len(instructions)} instructions, {ahead} "
-            f"LDGSTS; a token: {token_instructions:,.0f} instructions, "
-            f"{launch.bytes / tokens / 1024:.1f} KiB, L2 {l2_bytes / 1024:.1f} KiB "
-            f"[{launch.configuration}]"
+            f"LDGSTS{counts} [{launch.configuration}]"
+        )
+
+    def _count(self, launch: Launch, instructions: Sequence[Instruction]) -> str:
+        """Add what a launch executes and moves."""
+        turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
+        executed = count_executed(instructions, turns)
+        tokens = SIZE.rows * SIZE.length
+        share = dict(launch.options).get("num_warps", 4) * launch.programs / tokens
+        self.instructions += executed.instructions * share
+        self.bytes += launch.bytes / tokens
+        self.l2_bytes += executed.bytes * share
+        return (
+            f"{executed.instructions * share:,.0f} instructions, "
+            f"{launch.bytes / tokens / 1024:.1f} KiB, L2 {executed.bytes * share / 1024:.1f} KiB"
         )
 
 
@@ -132,6 +141,7 @@ def main() -> int:
         (norm_case(outside=False), None),
         (gated_norm_case(1), None),
         (direct_case("toeplitz", 128, 16), FILTER_FLOORS),
+        (direct_case("short_convolution", 3, 1, gated=False), FEATURIZER_FLOORS),
     ):
         for card in cards:
             compare(case, floors, card)
@@ -142,19 +152,18 @@ def compare(case: Case, floors: Sequence[tuple[str, int]] | None, card: int) -> 
     """Print the launches of a case that differ, and the sums of its passes."""
     confirmed, following = (list_launches(case, kernels) for kernels in ((), NEXT))
     for index, name in enumerate(("forward", "backward")):
+        if confirmed[index] == following[index]:
+            continue
         sums = []
         for label, launches in (("confirmed", confirmed[index]), ("next", following[index])):
             counts = PassCounts()
             for launch in launches:
-                counts.add(launch, card)
-            for line in counts.lines:
-                if confirmed[index] != following[index]:
-                    print(f"{label} {line}", flush=True)
+                print(f"{label} {counts.add(launch, card)}", flush=True)
             sums.append(
                 f"{label} {counts.instructions:,.0f} instructions, {counts.bytes / 1024:.1f} KiB, "
                 f"L2 {counts.l2_bytes / 1024:.1f} KiB"
             )
-        if confirmed[index] != following[index]:
+        if card == COUNTED_CARD:
             floor = ""
             if floors is not None:
                 formula, floor_bytes = floors[index]

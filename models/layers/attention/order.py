@@ -34,6 +34,8 @@ class KernelsConfig:
     device so far; they are attested like all others."""
     rms_norm: Programs = "confirmed"
     """Programs of RMSNorm: confirmed, or next."""
+    short_convolution: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable
+    """Programs of short filters: confirmed, or next."""
     ssd: Programs = "confirmed"
     """Programs of Mamba-2's scan: confirmed, or next."""
     toeplitz: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable

@@ -38,7 +38,7 @@ from headrace.models.attestation.cases.compare import evaluate, measure_errors
 from headrace.models.attestation.cases.convolutions import direct_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
-from headrace.models.kernels import NEXT, choice, layout, ssd_next, toeplitz
+from headrace.models.kernels import NEXT, choice, layout, short_convolution, ssd_next, toeplitz
 
 torch.set_num_threads(1)
 dtypes, ssd_next.DTYPES = ssd_next.DTYPES, (torch.float32, *ssd_next.DTYPES)
@@ -68,6 +68,7 @@ with choice.next_programs(NEXT):
 assert not ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
 
 layout.PROGRAMS = 1  # several chunks for each program
+short_convolution.SPAN, short_convolution.NEXT_SPAN = 64, 32
 long, equal, launched_filters = InputShape(1, 150, 16), [], []
 carried = toeplitz._next_programs().toeplitz_backward_carried
 class Counted:
@@ -79,6 +80,7 @@ for case in (
     direct_case("toeplitz", 40, 16, skip=True, packed=True),
     direct_case("toeplitz", 34, 8, history=True, packed=True),
     direct_case("toeplitz", 65, 16, gated=False),
+    direct_case("short_convolution", 3, 1, gated=False, bias=True, history=True, packed=True),
 ):
     results = []
     for kernels in ((), NEXT):
@@ -111,7 +113,7 @@ def test_next_programs_are_right() -> None:
         assert max(tensor_errors.values()) < 1e-5, name
     assert max(without_decays.values()) > 1e-2 and launched == 2
     assert max(rounded.values()) < 2e-2
-    assert len(equal) == 11 and all(equal), "the next program of toeplitz has other bits"
+    assert len(equal) == 16 and all(equal), "next programs with equal bits have others"
 
 
 SSD = ssd_case(1, 64, state=False, packed=True, head_dim=64, state_size=128)
