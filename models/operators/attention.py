@@ -1,6 +1,7 @@
 """Attention: softmax(q·kᵀ/√d)·v over the document's past; query heads may share keys and values.
 
-With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate). A sink is a score of a
+With an output gate, the heads' outputs are multiplied by sigmoid(x·W_gate), channel by channel or
+head by head. A sink is a score of a
 head that counts in its softmax, and has no value.
 """
 
@@ -40,9 +41,12 @@ class Attention(Operator):
         self.head_dim = head_dim = options.dim(input_width or width)
         kv_width = head_dim * (options.kv_heads or options.heads)
         widths = {"q": head_dim * options.heads, "k": kv_width, "v": kv_width}
+        self.gates_heads = options.output_gate_per == "head"
         if options.output_gate:
-            widths["gate"] = widths["q"]
-        self.qkv = SplitLinear(input_width or width, widths, bias=options.qkv_bias)
+            widths["gate"] = options.heads if self.gates_heads else widths["q"]
+        # FP8 takes rows by 16, and there may be fewer heads.
+        wide = ("gate",) if self.gates_heads else ()
+        self.qkv = SplitLinear(input_width or width, widths, bias=options.qkv_bias, wide=wide)
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         self.over_heads = options.qk_norm_over == "projection"
@@ -70,7 +74,7 @@ class Attention(Operator):
         self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, gate: Tensor | None = None
     ) -> Tensor:
         """Return out(softmax(q·kᵀ/√d)·v) [b, t, width] from q, k and v as in `forward`; `gate` is
-        like q."""
+        like q, or [b, t, heads]."""
         num_heads, axis = self.options.heads, batch.axes.tensor
         group_layout = (self.options.kv_heads or num_heads, num_heads, axis)
         q_norm, k_norm = self.q_norm, self.k_norm
@@ -87,8 +91,11 @@ class Attention(Operator):
             )
             q, k = (rotate(t, cos, sin, self.options.kernel) for t in (q, k))
             v = v.contiguous()  # a view would keep the joined q, k and v for the backward pass
-        attended = self.attend_across_ranks(q, k, v, batch).flatten(2)
-        if gate is not None:
+        attended = self.attend_across_ranks(q, k, v, batch)
+        if gate is not None and self.gates_heads:
+            attended = attended * gate.sigmoid().unsqueeze(-1)
+        attended = attended.flatten(2)
+        if gate is not None and not self.gates_heads:
             attended = attended * gate.sigmoid()
         out: Tensor = self.out(attended)
         return out

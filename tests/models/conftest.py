@@ -36,7 +36,14 @@ MIXERS: dict[str, dict[str, Any]] = {
         "norm_placement": "post",
         "rope": {"channels": 2},
     },
-    "window": {"kind": "attention", "heads": 2, "window": 5, "rope": {"base": 100.0}},
+    "window": {
+        "kind": "attention",
+        "heads": 2,
+        "window": 5,
+        "rope": {"base": 100.0},
+        "output_gate": True,
+        "output_gate_per": "head",
+    },
     "llama3": {
         "kind": "attention",
         "heads": 2,

@@ -41,6 +41,8 @@ class AttentionOptions(FusedOptions):
     runs as plain torch."""
     output_gate: bool = added_field(False)
     """Multiply the heads' outputs by sigmoid(x·W_gate), as Qwen3-Next does."""
+    output_gate_per: Literal["channel", "head"] = added_field("channel")
+    """Gates of `output_gate`: for each channel, or one for each head (LFM3)."""
     qkv_bias: bool = False
     """Add a bias in the projections to queries, keys and values."""
     output_bias: bool = False
@@ -57,6 +59,8 @@ class AttentionOptions(FusedOptions):
             turning = self.rope.channels or self.dim(width)
             if turning % 2 or turning > self.dim(width):
                 yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
+        if self.output_gate_per != "channel" and not self.output_gate:
+            yield f"output_gate_per ({self.output_gate_per}) needs `output_gate: true`"
         if not self.qk_norm_eps > 0:
             yield f"qk_norm_eps must be above 0, not {self.qk_norm_eps}"
         if self.softmax_scale is not None and not self.softmax_scale > 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ....console.config import added_field
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -26,6 +28,13 @@ class Rope:
     """`yarn`: turns within `original_length` above which a frequency is kept."""
     beta_slow: float = 1.0
     """`yarn`: turns within `original_length` below which a frequency is divided."""
+    truncate: bool = added_field(True)
+    """`yarn`: round the ends of the ramp outwards to whole pairs; false in gpt-oss."""
+    attention_factor: float | None = added_field(None)
+    """`yarn`: multiplies rotated queries and keys; 0.1·ln(factor) + 1 if unset."""
+    proportion: float = added_field(1.0)
+    """Fraction of the pairs that turn, those of the highest frequencies; the others stay (LFM3:
+    0.5). Unlike `channels`, it moves no frequency."""
     low_freq_factor: float = 1.0
     """`llama3`: wavelengths above `original_length` / low_freq_factor are stretched in full."""
     high_freq_factor: float = 4.0
@@ -40,6 +49,12 @@ class Rope:
             raise ValueError(f"base must be above 1, not {self.base}")
         if self.original_length < 1:
             raise ValueError(f"original_length must be at least 1, not {self.original_length}")
+        if not 0 < self.proportion <= 1:
+            raise ValueError(f"proportion must be above 0 and at most 1, not {self.proportion}")
+        if self.attention_factor is not None and not self.attention_factor > 0:
+            raise ValueError(f"attention_factor must be above 0, not {self.attention_factor}")
+        if self.scaling != "yarn" and (self.attention_factor is not None or not self.truncate):
+            raise ValueError("attention_factor and truncate belong to `scaling: yarn`")
         for high, low in (("beta_fast", "beta_slow"), ("high_freq_factor", "low_freq_factor")):
             if not getattr(self, high) > getattr(self, low) > 0:
                 ends = f"{high} ({getattr(self, high)}) and {low} ({getattr(self, low)})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -47,3 +49,23 @@ def test_only_some_channels_turn() -> None:
     whole, _ = rotation(Rope(), torch.tensor([[5]]), 4)
     assert torch.equal(whole, cos)
     assert not torch.equal(turned[..., :4], x[..., :4])
+
+
+def test_only_the_fastest_pairs_turn() -> None:
+    """Frequencies are those of the whole head."""
+    some, _ = frequencies(Rope(proportion=0.5), 16, CPU)
+    whole, _ = frequencies(Rope(), 16, CPU)
+    assert torch.equal(some[:4], whole[:4]) and not some[4:].any()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"proportion": 0.0}, "proportion must be above 0 and at most 1, not 0.0"),
+        ({"truncate": False}, "belong to `scaling: yarn`"),
+        ({"scaling": "yarn", "factor": 2.0, "attention_factor": 0.0}, "must be above 0, not 0.0"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Rope(**values)

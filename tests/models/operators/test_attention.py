@@ -46,8 +46,10 @@ def definition(attention: Any, u: Tensor) -> Tensor:
             if options.sinks:  # a score without a value
                 scores = torch.cat([scores, attention.sinks[head : head + 1]])
             y[t, head] = scores.softmax(0)[: len(keys)] @ values
+    if options.output_gate_per == "head":
+        y = y * attention.qkv(u)[3].sigmoid()[:, :, None]
     y = y.flatten(1)
-    if options.output_gate:
+    if options.output_gate and options.output_gate_per == "channel":
         y = y * attention.qkv(u)[3].sigmoid()
     out: Tensor = attention.out(y)
     return out
@@ -63,6 +65,7 @@ def definition(attention: Any, u: Tensor) -> Tensor:
         {"window": 1, "rope": None},
         {"kv_heads": 2, "sinks": True, "window": 4},
         {"sinks": True, "softmax_scale": 0.3, "output_gate": True},
+        {"kv_heads": 2, "output_gate": True, "output_gate_per": "head", "qkv_bias": True},
     ],
 )
 def test_is_its_definition(options: dict[str, Any]) -> None:
