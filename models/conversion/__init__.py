@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from .bamba import BAMBA
 from .blackmamba import BlackMamba
+from .deepseek import DEEPSEEK_V3
 from .falcon import FALCON_H1
 from .family import Family, Original
 from .gpt2 import GPT2
+from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .kimi import KIMI_LINEAR
 from .lfm import LFM2
+from .lfm3 import LFM3
 from .llama import LLAMA, MIXTRAL, QWEN2, QWEN3
 from .mamba import MAMBA, MAMBA2
 from .mamba_ssm import MambaSSM
@@ -19,9 +22,9 @@ from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from .zamba import Zamba2Family, ZambaFamily
 
 _FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2),
+    *(LLAMA, MIXTRAL, QWEN2, QWEN3, MAMBA, MAMBA2, BAMBA, GPT2, LFM2, LFM3),
     *(OLMO2, OLMO3, OLMO_HYBRID, QWEN3_5, QWEN3_NEXT, QWEN3_5_MOE),
-    *(NEMOTRON_H, GRANITE, FALCON_H1, KIMI_LINEAR),
+    *(NEMOTRON_H, GRANITE, FALCON_H1, KIMI_LINEAR, GPT_OSS, DEEPSEEK_V3),
     *(ZambaFamily(), Zamba2Family()),
 )
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from ..config.options.base import OperatorOptions
 from ..config.options.names import NormKind
 from ..config.options.rope import Rope
 from ..config.pattern import parse_pattern
+from ..layers.rope import yarn_amplitude
 from .function import ntk_base
 from .rules import Rule
 
@@ -23,6 +24,7 @@ Settings = dict[str, Any]
 """Parsed `config.json`."""
 
 
+ROPE_TYPES = "linear, llama3, proportional, yarn"
 TRANSFORMERS = "transformers 5.24.0"
 """The version beside which families are tested."""
 
@@ -172,14 +174,15 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
     """Convert RoPE settings; `rotated` is the fraction of channels that turn, `base` the one where
     no key says it."""
     scaling = rope_settings(settings)
-    expect(scaling, partial_rotary_factor=rotated)
-    base = float(scaling.get("rope_theta") or base)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind != "proportional":
+        expect(scaling, partial_rotary_factor=rotated)
+    base = float(scaling.get("rope_theta") or base)
     original_length = scaling.get("original_max_position_embeddings")
     length = int(original_length or settings.get("max_position_embeddings") or 8192)
     if kind == "default":
         return Rope(base=base, original_length=length)
-    factor = float(scaling["factor"])
+    factor = float(scaling.get("factor", 1.0) if kind == "proportional" else scaling["factor"])
     if kind == "linear":
         trained_length = max(1, round(length / factor))
         return Rope(base=base, scaling="linear", factor=factor, original_length=trained_length)
@@ -193,38 +196,65 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
             high_freq_factor=float(scaling["high_freq_factor"]),
         )
     if kind == "yarn":
-        for key in ("mscale", "mscale_all_dim"):
-            expect(scaling, **{key: None})
-        attention_factor = 0.1 * math.log(factor) + 1
-        if not math.isclose(scaling.get("attention_factor") or attention_factor, attention_factor):
-            expect(scaling, attention_factor=attention_factor)
-        return Rope(
+        rope = Rope(
             base=base,
             scaling="yarn",
             factor=factor,
             original_length=length,
             beta_fast=float(scaling.get("beta_fast") or 32.0),
             beta_slow=float(scaling.get("beta_slow") or 1.0),
+            truncate=bool(scaling.get("truncate", True)),
         )
+        amplitude = read_amplitude(scaling, factor)
+        default = math.isclose(amplitude, yarn_amplitude(rope))
+        return rope if default else replace(rope, attention_factor=amplitude)
+    if kind == "proportional":
+        proportion = float(scaling.get("partial_rotary_factor", 1.0))
+        linear: Settings = {} if factor == 1 else {"scaling": "linear", "factor": factor}
+        trained_length = max(1, round(length / factor))
+        return Rope(base=base, proportion=proportion, original_length=trained_length, **linear)
     raise ConfigProblems(
-        [ConfigProblem("rope_scaling", f"`{kind}` is not supported; known: linear, llama3, yarn")]
+        [ConfigProblem("rope_scaling", f"`{kind}` is not supported; known: {ROPE_TYPES}")]
     )
+
+
+def read_amplitude(scaling: Mapping[str, Any], factor: float) -> float:
+    """Return yarn's factor of queries and keys, which two `mscale` of DeepSeek may say."""
+    amplitude = scaling.get("attention_factor")
+    if amplitude is not None:
+        return float(amplitude)
+    pair = [float(scaling.get(key) or 0.0) for key in ("mscale", "mscale_all_dim")]
+    if not all(pair):
+        return yarn_mscale(factor, 1.0)
+    return yarn_mscale(factor, pair[0]) / yarn_mscale(factor, pair[1])
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0
 
 
 def write_rope(rope: Rope, head_dim: int) -> Settings:
     base = rope.base
     scaling: Settings = {"rope_type": rope.scaling, "factor": rope.factor}
+    if rope.proportion < 1:
+        require(rope.scaling in ("none", "linear"), "only some pairs turn, by yarn's frequencies")
+        scaling |= {"rope_type": "proportional", "partial_rotary_factor": rope.proportion}
     if rope.scaling == "ntk":
         base = ntk_base(rope, head_dim)
     if rope.scaling in ("yarn", "llama3"):
         scaling["original_max_position_embeddings"] = rope.original_length
     if rope.scaling == "yarn":
         scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+        if rope.attention_factor is not None:
+            scaling["attention_factor"] = rope.attention_factor
+        if not rope.truncate:
+            scaling["truncate"] = False
     if rope.scaling == "llama3":
         scaling["low_freq_factor"] = rope.low_freq_factor
         scaling["high_freq_factor"] = rope.high_freq_factor
+    scaled = rope.scaling not in ("none", "ntk") or rope.proportion < 1
     return {
         "rope_theta": base,
-        "rope_scaling": None if rope.scaling in ("none", "ntk") else scaling,
+        "rope_scaling": scaling if scaled else None,
         "max_position_embeddings": int(rope.original_length * rope.factor),
     }

@@ -17,6 +17,7 @@ from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mla import MLAOptions
 from ..config.options.moe import MoEOptions
 from ..config.options.rope import Rope
+from ..layers.rope import yarn_amplitude
 
 LABELS = {"pattern", "mlp", "operators", "kernel", "init", "isolate_documents"}
 """Fields of a model that its layers say, or that do not change what it computes for a document."""
@@ -94,7 +95,9 @@ def resolve_rope(rope: Rope, head_dim: int) -> Rope:
     unused: dict[str, Any] = {}
     if rope.scaling not in ("yarn", "llama3"):
         unused["original_length"] = 1
-    if rope.scaling != "yarn":
+    if rope.scaling == "yarn":
+        unused["attention_factor"] = yarn_amplitude(rope)
+    else:
         unused |= {"beta_fast": 2.0, "beta_slow": 1.0}
     if rope.scaling != "llama3":
         unused |= {"low_freq_factor": 1.0, "high_freq_factor": 2.0}
@@ -113,7 +116,9 @@ RESOLVERS: dict[type[OperatorOptions], Callable[[Any, int], OperatorOptions]] = 
     AttentionOptions: resolve_attention,
     DeltaOptions: lambda options, width: replace(options, value_heads=options.state_heads),
     MLAOptions: lambda options, width: replace(
-        options, softmax_scale=options.softmax_scale or options.qk_head_dim**-0.5
+        options,
+        softmax_scale=options.softmax_scale or options.qk_head_dim**-0.5,
+        rope=options.rope and resolve_rope(options.rope, options.qk_rope_head_dim),
     ),
     Mamba1Options: lambda options, width: replace(options, dt_rank=options.rank(width)),
     Mamba2Options: lambda options, width: replace(

@@ -16,6 +16,7 @@ from ..weights import Weights
 from . import FAMILIES, ORIGINALS
 from .family import Original, Unsuitable, settings_errors
 from .files import read_json, read_weights, write_json, write_safetensors
+from .quantized import dequantize
 from .rules import Tensors, export_tensors, import_tensors
 
 CONFIG = "config.json"
@@ -31,6 +32,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
     family = find_family(settings, folder / CONFIG)
     with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
+        theirs = dequantize(read_weights(folder), settings)
 
     def is_ignored(name: str) -> bool:
         # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
@@ -38,7 +40,6 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         is_tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
         return is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp.")
 
-    theirs = read_weights(folder)
     return config, import_tensors(
         family.rules(config), theirs, config, source=str(folder), is_ignored=is_ignored
     )

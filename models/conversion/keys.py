@@ -131,9 +131,14 @@ def write_fields(
 
 
 def merge(settings: Settings, more: Settings) -> None:
-    """Add keys; raise Unsuitable if one is there with another value."""
+    """Add keys, and those of nested settings; raise Unsuitable if one is there with another
+    value."""
     for key, value in more.items():
-        if settings.setdefault(key, value) != value:
+        before = settings.setdefault(key, value)
+        if isinstance(before, dict) and isinstance(value, dict):
+            settings[key] = before = {**before}
+            merge(before, value)
+        elif before != value:
             raise Unsuitable(
                 f"`{key}` has one value for all layers, not {settings[key]!r}, {value!r}"
             )

@@ -1,16 +1,10 @@
 """Kimi Linear: Kimi Delta Attention, or latent attention without positions; then a SwiGLU, or
-experts with a shared one.
-
-In latent attention the channels without positions come first in a head, in headrace those with.
-"""
+experts with a shared one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ..config.options.delta import DeltaOptions
 from ..config.options.mla import MLAOptions
@@ -18,9 +12,10 @@ from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
 from .family import Settings, require
-from .keys import NO_IDS, Computed, Field, Key, LayerTypes
+from .keys import NO_IDS, Computed, Key, LayerTypes
 from .llama import GLU_NAMES, MIXER_NORM, MLP_NORM
-from .names import Rows, Target, experts, gated_experts, reordered, split_taps
+from .mla import SIZES, mla_names
+from .names import Target, experts, gated_experts, split_taps
 from .rules import Rule, map_reshaped
 
 EPS = Key("rms_norm_eps", 1e-5)
@@ -39,10 +34,26 @@ def linear(name: str, inner: str, default: int) -> Computed:
 HEAD_DIM = linear("linear_head_dim", "head_dim", 128)
 
 
-def write_shared(value: int | None, options: MoEOptions, width: int) -> Settings:
-    count, rest = divmod(value or 0, options.hidden)
-    require(count > 0 and not rest, "its shared expert is no multiple of an expert's width")
-    return {"num_shared_experts": count}
+def shared_experts(key: str) -> Computed:
+    """Return the width of the shared expert, which counts experts there."""
+
+    def write(value: int | None, options: MoEOptions, width: int) -> Settings:
+        count, rest = divmod(value or 0, options.hidden)
+        require(count > 0 and not rest, "its shared expert is no multiple of an expert's width")
+        return {key: count}
+
+    return Computed(
+        lambda settings: settings["moe_intermediate_size"] * settings.get(key, 1), write
+    )
+
+
+BALANCED: Mapping[str, Any] = {
+    "router": "sigmoid",
+    "router_bias": False,
+    "router_fp32": True,
+    "bias_update_rate": 0.0,
+}
+"""Options of experts that a bias balances, as in DeepSeek V3."""
 
 
 class KimiLayers(LayerTypes):
@@ -74,35 +85,12 @@ def derive_types(settings: Mapping[str, Any]) -> Sequence[str]:
     return ["full_attention" if n in attention else "linear_attention" for n in numbers]
 
 
-def order_queries(rows: Rows, options: MLAOptions) -> list[Tensor]:
-    """Return each head's channels without positions, then those with."""
-    heads = rows["q"].view(options.heads, -1)
-    return [heads.roll(-options.qk_rope_head_dim, dims=1).flatten()]
-
-
-def order_keys(rows: Rows, options: MLAOptions) -> list[Tensor]:
-    """Return each head's keys, then its values."""
-    parts = [rows[name].view(options.heads, -1) for name in ("k", "v")]
-    return [torch.cat(parts, dim=1).flatten()]
-
-
 def log_rates(target: Target) -> Rule:
     """Return the rule of A_log, which has dimensions for rows, tokens and channels there."""
     return map_reshaped(
         target.ours, target.name("A_log"), lambda t: t.view(1, 1, -1, 1), lambda t: t.flatten()
     )
 
-
-def query_rows(target: Target) -> Rule:
-    """Return the rule of the queries, which are projected from their latent, or from the input."""
-    assert isinstance(target.options, MLAOptions)
-    name = "q_proj" if target.options.q_lora_rank is None else "q_b_proj"
-    return reordered(name, of="q_b", order=order_queries)(target)
-
-
-SIZES: Mapping[str, Field | str] = {
-    name: name for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
-}
 
 KIMI_LINEAR = Decoder(
     model_type="kimi_linear",
@@ -140,27 +128,8 @@ KIMI_LINEAR = Decoder(
             options=MLAOptions,
             module="self_attn",
             norms=MIXER_NORM,
-            names={
-                "q_a": "q_a_proj",
-                "q_b": query_rows,
-                "q_a_norm": "q_a_layernorm",
-                "kv_a": "kv_a_proj_with_mqa",
-                "kv_a_norm": "kv_a_layernorm",
-                "kv_b": reordered("kv_b_proj", of="kv_b", order=order_keys),
-                "out": "o_proj",
-            },
-            fields={
-                **SIZES,
-                "q_lora_rank": Key("q_lora_rank", None),
-                "v_head_dim": "v_head_dim",
-                "heads": Computed(
-                    lambda settings: settings["num_attention_heads"],
-                    lambda value, options, width: {
-                        "num_attention_heads": value,
-                        "num_key_value_heads": value,
-                    },
-                ),
-            },
+            names=mla_names(interleaved=False),
+            fields={**SIZES, "q_lora_rank": Key("q_lora_rank", None)},
             fixed={"rope": None},
         ),
         "glu": Part(
@@ -189,23 +158,13 @@ KIMI_LINEAR = Decoder(
                 "experts": "num_experts",
                 "top_k": "num_experts_per_token",
                 "hidden": "moe_intermediate_size",
-                "shared_hidden": Computed(
-                    lambda settings: (
-                        settings["moe_intermediate_size"] * settings.get("num_shared_experts", 1)
-                    ),
-                    write_shared,
-                ),
+                "shared_hidden": shared_experts("num_shared_experts"),
                 "groups": Key("num_expert_group", 1),
                 "top_k_groups": Key("topk_group", 1),
                 "normalize": Key("moe_renormalize", True),
                 "routed_scaling_factor": Key("routed_scaling_factor", 1.0),
             },
-            fixed={
-                "router": "sigmoid",
-                "router_bias": False,
-                "router_fp32": True,
-                "bias_update_rate": 0.0,
-            },
+            fixed=BALANCED,
             optional=True,
         ),
     },

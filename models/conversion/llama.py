@@ -27,6 +27,7 @@ ATTENTION: Names = {
     "out": "o_proj",
     "q_norm": "q_norm",
     "k_norm": "k_norm",
+    "sinks": "sinks",
 }
 GLU_NAMES: Names = {"gate_up": ("gate_proj", "up_proj"), "down": "down_proj"}
 MIXER_NORM: Names = {"norm": "input_layernorm"}

@@ -7,52 +7,86 @@ channels: with rows reordered, the function is the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..config.options.mla import MLAOptions
-from .rules import Rule, map_reshaped, map_same
+from .family import expect
+from .keys import Computed, Field
+from .names import Names, Rows, RuleOf, Target, reordered
+from .rules import Rule, map_reshaped
 
 
-def mla_rules(ours: str, theirs: str, options: MLAOptions, *, interleaved: bool) -> list[Rule]:
-    """Map an operator's tensors; `ours` and `theirs` are the modules' paths."""
-    nope, turning = options.qk_nope_head_dim, options.qk_rope_head_dim
-    turned = turn_order(turning, interleaved=interleaved)
-    head = torch.cat([nope + turned, torch.arange(nope)])
-    shared = torch.cat([torch.arange(options.kv_lora_rank), options.kv_lora_rank + turned])
-    keys = torch.arange(nope), nope + torch.arange(options.v_head_dim)
-    heads = options.heads
-    q_order = head_rows(head, heads, nope + turning)
-    kv_order = torch.cat([head_rows(part, heads, nope + options.v_head_dim) for part in keys])
-    if options.q_lora_rank is None:
-        rules = [_map_ordered(f"{ours}.q_b.weight", f"{theirs}.q_proj.weight", q_order)]
-    else:
-        rules = [
-            map_same(f"{ours}.q_a.weight", f"{theirs}.q_a_proj.weight"),
-            map_same(f"{ours}.q_a_norm.weight", f"{theirs}.q_a_layernorm.weight"),
-            _map_ordered(f"{ours}.q_b.weight", f"{theirs}.q_b_proj.weight", q_order),
-        ]
-    return [
-        *rules,
-        _map_ordered(f"{ours}.kv_a.weight", f"{theirs}.kv_a_proj_with_mqa.weight", shared),
-        map_same(f"{ours}.kv_a_norm.weight", f"{theirs}.kv_a_layernorm.weight"),
-        _map_ordered(f"{ours}.kv_b.weight", f"{theirs}.kv_b_proj.weight", kv_order),
-        map_same(f"{ours}.out.weight", f"{theirs}.o_proj.weight"),
-    ]
+def read_heads(settings: Mapping[str, Any]) -> int:
+    heads = int(settings["num_attention_heads"])
+    expect(settings, num_key_value_heads=heads)
+    return heads
+
+
+SIZES: Mapping[str, Field | str] = {
+    **{name: name for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
+    "v_head_dim": "v_head_dim",
+    "heads": Computed(
+        read_heads,
+        lambda value, options, width: {"num_attention_heads": value, "num_key_value_heads": value},
+    ),
+}
+
+
+def mla_names(*, interleaved: bool) -> Names:
+    """Return the names of an operator's tensors."""
+    return {
+        "q_a": "q_a_proj",
+        "q_b": query_rows(interleaved),
+        "q_a_norm": "q_a_layernorm",
+        "kv_a": latent_rows(interleaved),
+        "kv_a_norm": "kv_a_layernorm",
+        "kv_b": reordered("kv_b_proj", of="kv_b", order=order_keys),
+        "out": "o_proj",
+    }
 
 
 def turn_order(channels: int, *, interleaved: bool) -> Tensor:
-    """Return their channels in our order, which puts the first of each pair before all seconds."""
+    """Return our channels in their order, in which the channels of a pair may be neighbours."""
     order = torch.arange(channels)
-    return order.view(-1, 2).T.flatten() if interleaved else order
+    return order.view(2, -1).T.flatten() if interleaved else order
 
 
-def head_rows(order: Tensor, heads: int, channels: int) -> Tensor:
-    """Return the rows `order` of each head's `channels` rows, head by head."""
-    return (torch.arange(heads).unsqueeze(1) * channels + order).flatten()
+def query_rows(interleaved: bool) -> RuleOf:
+    """Return the rule of the queries, which are projected from their latent, or from the input."""
+
+    def order(rows: Rows, options: MLAOptions) -> list[Tensor]:
+        heads, turning = rows["q"].view(options.heads, -1), options.qk_rope_head_dim
+        turned = heads[:, turn_order(turning, interleaved=interleaved)]
+        return [torch.cat([heads[:, turning:], turned], dim=1).flatten()]
+
+    def rule(target: Target) -> Rule:
+        options: Any = target.options
+        name = "q_proj" if options.q_lora_rank is None else "q_b_proj"
+        return reordered(name, of="q_b", order=order)(target)
+
+    return rule
 
 
-def _map_ordered(ours: str, theirs: str, order: Tensor) -> Rule:
-    """Map a matrix whose row i is their row order[i]."""
-    inverse = order.argsort()
-    return map_reshaped(ours, theirs, lambda t: t[inverse], lambda t: t[order])
+def latent_rows(interleaved: bool) -> RuleOf:
+    """Return the rule of the latents of keys and values, and of the keys that turn."""
+
+    def rule(target: Target) -> Rule:
+        options: Any = target.options
+        turned = turn_order(options.qk_rope_head_dim, interleaved=interleaved)
+        rank = options.kv_lora_rank
+        order = torch.cat([torch.arange(rank), rank + turned])
+        inverse = order.argsort()
+        name = target.name("kv_a_proj_with_mqa")
+        return map_reshaped(target.ours, name, lambda t: t[order], lambda t: t[inverse])
+
+    return rule
+
+
+def order_keys(rows: Rows, options: MLAOptions) -> list[Tensor]:
+    """Return each head's keys, then its values."""
+    parts = [rows[name].view(options.heads, -1) for name in ("k", "v")]
+    return [torch.cat(parts, dim=1).flatten()]

@@ -15,7 +15,7 @@ from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import MLPOptions
 from ..config.options.moe import MoEOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
-from .family import Settings
+from .family import Settings, require
 from .keys import NO_IDS, Computed, Field, Key, flag
 from .llama import ATTENTION, BIAS, KV_HEADS, head_dim
 from .mamba import MAMBA2_NAMES, NORM_GROUPS
@@ -44,6 +44,8 @@ class LetterPattern:
 
     def write(self, layers: Sequence[str]) -> Settings:
         letters = {name: letter for letter, name in LETTERS.items()}
+        unknown = sorted(set(layers) - letters.keys())
+        require(not unknown, f"it has no layer like `{', '.join(unknown)}`")
         pattern = "".join(letters[layer] for layer in layers)
         return {"num_hidden_layers": len(layers), "hybrid_override_pattern": pattern}
 

@@ -188,10 +188,12 @@ WITHOUT_EFFECT = {
     *("mamba_ssm_cache_dtype", "num_logits_to_keep", "use_mamba_kernels"),
     *("time_step_min", "time_step_max", "time_step_floor", "residual_in_fp32", "hidden_dropout"),
     *("rescale_prenorm_residual", "chunk_size", "mamba_chunk_size", "mtp_layers_block_type"),
+    "num_nextn_predict_layers",
     *("moe_shared_expert_overlap", "expand", "n_shared_experts"),
 }
 """Keys that change neither logits nor gradients in evaluation."""
 SAID_BY_ANOTHER = {"max_window_layers", "full_attn_idxs", "mamba_n_heads", "mamba_proj_bias"}
+SAID_BY_ANOTHER |= {"head_dim", "qk_head_dim"}
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, _ in CASES.values()))
@@ -233,8 +235,8 @@ def test_settings_that_we_lack_are_refused_by_name(
     [
         (
             "lfm2",
-            ["operators.attention.window=3"],
-            "attention.window is 3, not None",
+            ["operators.attention.softmax_scale=3"],
+            "lfm2: operators.attention.softmax_scale is 3.0, not",
         ),
         ("lfm2", ["operators.conv.groups=8"], "lfm2: operators.conv.groups is 8, not 32"),
         (

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from headrace.models.config.options.mla import MLAOptions
 from headrace.models.config.options.rope import Rope
-from headrace.models.conversion.mla import mla_rules
+from headrace.models.conversion.mla import mla_names
+from headrace.models.conversion.names import operator_rules
 from headrace.models.layers.rope import rotation
 from headrace.models.model.model import Model
 from headrace.models.operators import BatchContext
@@ -65,7 +66,8 @@ def test_it_is_that_of_transformers(
     else:
         settings = {"q_lora_rank": q_lora_rank, "rope_interleave": interleaved}
         theirs = build_theirs("deepseek_v3", "DeepseekV3Attention", **settings)
-    rules = mla_rules("ours", "theirs", mla.options, interleaved=bool(interleaved))
+    names = mla_names(interleaved=bool(interleaved))
+    rules = operator_rules(names, "ours", "theirs", mla.options, WIDTH)
     weights = {f"ours.{name}": parameter for name, parameter in mla.named_parameters()}
     assert {rule.ours for rule in rules} == set(weights)
     exported = {rule.theirs[0]: rule.export(weights[rule.ours].detach())[0] for rule in rules}

@@ -120,6 +120,50 @@ FALCON = {
     "mlp_multipliers": [0.8, 0.3],
     "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3],
 }
+GPT_OSS = {
+    **BASE,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "sliding_window": 7,
+    "intermediate_size": 20,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 0.5,
+    "rope_parameters": {**YARN, "rope_theta": 150.0, "truncate": False},
+}
+DEEPSEEK = {
+    **BASE,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "rope_parameters": {**YARN, "rope_theta": 150.0, "mscale": 0.7, "mscale_all_dim": 1.3},
+    "num_mtp_layers": 0,
+}
+LFM3 = {
+    **BASE,
+    "num_hidden_layers": 5,
+    "head_dim": 12,
+    "sliding_window": 7,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "rope_theta": 30.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", BASE),
     "qwen2-windows": ("qwen2", {**BASE, **WINDOWS, "tie_word_embeddings": True}),
@@ -170,6 +214,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_norm_before_gate": False,
             "mlp_bias": True,
             "attention_bias": True,
+        },
+    ),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK),
+    "deepseek_v3-queries": (
+        "deepseek_v3",
+        {**DEEPSEEK, "q_lora_rank": None, "rope_parameters": None, "first_k_dense_replace": 0},
+    ),
+    "lfm3": ("lfm3", LFM3),
+    "lfm3-plain": (
+        "lfm3",
+        {
+            **LFM3,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "attention_bias": True,
+            "conv_L_cache": 3,
+            "tie_word_embeddings": False,
         },
     ),
     "lfm2": ("lfm2", {**LFM2, "block_auto_adjust_ff_dim": False}),
