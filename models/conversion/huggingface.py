@@ -1,7 +1,7 @@
 """Read and write folders of transformers: config.json and safetensors.
 
-Also read: folders with torch's `.bin` files, and those of mamba_ssm and BlackMamba, whose
-config.json has no `model_type`.
+Also read: the text models of multimodal folders; folders with torch's `.bin` files, and those of
+mamba_ssm and BlackMamba, whose config.json has no `model_type`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..weights import Weights
 from . import FAMILIES, ORIGINALS
 from .family import Original, Unsuitable, settings_errors
 from .files import read_json, read_weights, write_json, write_safetensors
+from .multimodal import select_text_settings, select_text_weights
 from .quantized import dequantize
 from .rules import Tensors, export_tensors, import_tensors
 
@@ -28,17 +29,24 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
     Raise ConfigError for a configuration that we do not support, CheckpointError for tensors that
     do not fit it.
     """
-    settings = read_json(folder / CONFIG)
+    outer = read_json(folder / CONFIG)
+    settings = select_text_settings(outer)
     family = find_family(settings, folder / CONFIG)
     with settings_errors(folder / CONFIG, settings):
         config = family.read(settings)
-        theirs = dequantize(read_weights(folder), settings)
+        stored = select_text_weights(read_weights(folder), outer, source=str(folder))
+        theirs = dequantize(stored, settings)
+    first, extra = len(config.layers), settings.get("num_nextn_predict_layers") or 0
+    further = tuple(f"model.layers.{number}." for number in range(first, first + extra))
 
     def is_ignored(name: str) -> bool:
         # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
-        # Heads that predict further tokens (Qwen3-Next) are left out, as transformers does.
+        # Heads that predict further tokens (Qwen3-Next), and layers (DeepSeek V3), are left out, as
+        # transformers does.
         is_tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
-        return is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith("mtp.")
+        return (
+            is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith(("mtp.", *further))
+        )
 
     return config, import_tensors(
         family.rules(config), theirs, config, source=str(folder), is_ignored=is_ignored
@@ -80,7 +88,7 @@ def write(
 
 def find_model_type(folder: Path) -> str | None:
     """Return the family of a folder, if it can be written too."""
-    model_type = read_json(folder / CONFIG).get("model_type")
+    model_type = select_text_settings(read_json(folder / CONFIG)).get("model_type")
     return model_type if model_type in FAMILIES else None
 
 

@@ -221,3 +221,10 @@ def experts(name: str) -> RuleOf:
         return map_stacked(target.ours, [target.name(name.replace("*", str(i))) for i in slices])
 
     return rule
+
+
+def or_stacked(rule_of: RuleOf, name: str) -> RuleOf:
+    """Return a rule whose tensor may also stand in one piece, like ours."""
+    return lambda target: replace(
+        rule_of(target), otherwise=map_same(target.ours, target.name(name))
+    )

@@ -21,7 +21,7 @@ from .decoder import MODEL_FIELDS, Decoder, Part
 from .family import Settings
 from .keys import Key, LayerTypes, Rotary
 from .llama import ATTENTION, BIAS, GLU, KV_HEADS, MIXER_NORM, MLP_NORM, head_dim
-from .names import Names, Rows, experts, gated_experts, reordered, taps
+from .names import Names, Rows, experts, gated_experts, or_stacked, reordered, taps
 
 EPS = Key("rms_norm_eps", 1e-6)
 
@@ -72,8 +72,11 @@ EXPERTS = Part(
     norms=MLP_NORM,
     names={
         "router": "gate",
-        "gate_up": gated_experts("experts.*.gate_proj.weight", "experts.*.up_proj.weight"),
-        "down": experts("experts.*.down_proj.weight"),
+        "gate_up": or_stacked(
+            gated_experts("experts.*.gate_proj.weight", "experts.*.up_proj.weight"),
+            "experts.gate_up_proj",
+        ),
+        "down": or_stacked(experts("experts.*.down_proj.weight"), "experts.down_proj"),
         "shared.gate_up": ("shared_expert.gate_proj", "shared_expert.up_proj"),
         "shared.down": "shared_expert.down_proj",
         "shared_gate": "shared_expert_gate",

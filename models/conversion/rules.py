@@ -36,6 +36,9 @@ class Rule:
     """Modules of a published model that share these weights. Names in `theirs` begin with the first
     prefix; a folder may store a tensor under any of them, or under several."""
 
+    otherwise: Rule | None = None
+    """The rule of another layout that a folder may have, without the first name of this one."""
+
     def possible_names(self, name: str) -> list[str]:
         """Return the names under which a folder may store the tensor `name` of `theirs`."""
         if not self.prefixes:
@@ -124,6 +127,7 @@ def import_tensors(
     Raise CheckpointError for missing or unknown tensors and wrong shapes; and when a tensor is
     read, if its copies under several prefixes differ.
     """
+    rules = [choose_layout(rule, theirs) for rule in rules]
     shapes = {
         name: tuple(parameter.shape) for name, parameter in build_meta(config).named_parameters()
     }
@@ -154,6 +158,13 @@ def import_tensors(
         return rule.restore([read_theirs(their_name) for their_name in rule.theirs]).contiguous()
 
     return Weights(shapes, read_ours)
+
+
+def choose_layout(rule: Rule, theirs: Weights) -> Rule:
+    """Return the rule of the layout in which a folder stores a tensor."""
+    if rule.otherwise is None or rule.theirs[0] in theirs:
+        return rule
+    return rule.otherwise if rule.otherwise.theirs[0] in theirs else rule
 
 
 def _name_problems(

@@ -22,7 +22,7 @@ from headrace.models.config.config import ModelConfig
 from headrace.models.conversion import FAMILIES, ORIGINALS
 from headrace.models.conversion.family import TRANSFORMERS
 from headrace.models.conversion.files import read_json, read_safetensors, write_safetensors
-from headrace.models.conversion.folders import read_model, write_model
+from headrace.models.conversion.folders import convert, read_model, write_model
 from headrace.models.conversion.huggingface import choose_family
 from headrace.models.conversion.published import list_published
 from headrace.models.model.generate import Sampling, generate
@@ -305,3 +305,61 @@ def test_the_table_has_each_family() -> None:
     assert rows["Lfm2"].operators == ("hyena-mlp", "attention", "glu")
     assert rows["Zamba2"].writes and not rows["BlackMamba"].writes
     assert Version(transformers.__version__) <= Version(TRANSFORMERS.split()[1]), "renew it"
+
+
+def build_multimodal(case: str) -> Any:
+    """Build a small model for images and text whose text model is that of the case."""
+    kind, settings = CASES[case]
+    vision = {
+        "depth": 1,
+        "hidden_size": 8,
+        "num_heads": 2,
+        "intermediate_size": 12,
+        "patch_size": 2,
+        "num_position_embeddings": 4,
+        "out_hidden_size": settings["hidden_size"],
+    }
+    torch.manual_seed(5)
+    tied = settings.get("tie_word_embeddings", False)
+    config = build_config(
+        kind.removesuffix("_text"),
+        {
+            "text_config": {**settings, "model_type": kind},
+            "vision_config": vision,
+            "tie_word_embeddings": tied,
+        },
+    )
+    config._attn_implementation = "eager"
+    return transformers.AutoModelForImageTextToText.from_config(config).eval()
+
+
+@pytest.mark.parametrize("case", ["qwen3_5", "qwen3_5_moe"], indirect=True)
+def test_the_text_model_of_a_multimodal_folder_is_read(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = build_multimodal(case)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ids = draw_tokens(9)
+    logits = load_ours(tmp_path / "theirs")(ids)
+    expected = theirs(input_ids=ids, use_cache=False).logits
+    assert (logits - expected).abs().max() < 1e-5
+    assert "model.visual (" in caplog.text and "not model.visual" in caplog.text
+    convert(tmp_path / "theirs", tmp_path / "ours", format="huggingface")
+    assert read_json(tmp_path / "ours" / "config.json")["model_type"] == CASES[case][0]
+    assert (load_theirs(tmp_path / "ours")(ids).logits - expected).abs().max() < 1e-5
+
+
+def test_layers_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+    config = FAMILIES["deepseek_v3"].read(CASES["deepseek_v3"][1])
+    model = Model(config)
+    model.init_weights(1)
+    write_model(config, model.state_dict(), tmp_path / "out", format="huggingface")
+    tensors = dict(read_safetensors(tmp_path / "out"))
+    extra = ("model.layers.3.eh_proj.weight", torch.ones(2))
+    write_safetensors(tmp_path / "out", [*tensors.items(), extra])
+    with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj\.weight is not part"):
+        read_model(tmp_path / "out")
+    settings = read_json(tmp_path / "out" / "config.json")
+    settings["num_nextn_predict_layers"] = 1
+    (tmp_path / "out" / "config.json").write_text(json.dumps(settings))
+    assert read_model(tmp_path / "out")[1].keys() == model.state_dict().keys()
