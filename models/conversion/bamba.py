@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config.options.attention import AttentionOptions
-from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import GLUOptions
 from .decoder import Decoder, Part
 from .family import Settings
-from .keys import Computed, Key, Rotary, flag
-from .llama import ATTENTION, GLU_NAMES, KV_HEADS, MIXER_NORM
-from .mamba import MAMBA2_NAMES, NORM_GROUPS
+from .keys import Key, Rotary, flag
+from .llama import ATTENTION, GLU_NAMES, MIXER_NORM, kv_heads
+from .mamba import mamba2_part
 
 
 class AttentionPlaces:
@@ -28,39 +27,12 @@ class AttentionPlaces:
         return {"num_hidden_layers": len(layers), "attn_layer_indices": places}
 
 
-def mamba_heads(options: Mamba2Options, width: int) -> Settings:
-    heads = options.expand * width // options.head_dim
-    return {"mamba_n_heads": heads, "mamba_d_head": options.head_dim}
-
-
 BAMBA = Decoder(
     model_type="bamba",
     architecture="BambaForCausalLM",
     models="9B",
     parts={
-        "mamba": Part(
-            options=Mamba2Options,
-            module="mamba",
-            norms=MIXER_NORM,
-            names=MAMBA2_NAMES,
-            fields={
-                "state_size": "mamba_d_state",
-                "head_dim": Computed(
-                    lambda settings: (
-                        settings["mamba_expand"]
-                        * settings["hidden_size"]
-                        // settings["mamba_n_heads"]
-                    ),
-                    lambda value, options, width: mamba_heads(options, width),
-                ),
-                "groups": "mamba_n_groups",
-                "norm_groups": NORM_GROUPS,
-                "expand": "mamba_expand",
-                "conv": "mamba_d_conv",
-                "norm_eps": "rms_norm_eps",
-                "bias": "mamba_proj_bias",
-            },
-        ),
+        "mamba": mamba2_part({"expand": "mamba_expand", "bias": "mamba_proj_bias"}),
         "attention": Part(
             options=AttentionOptions,
             module="self_attn",
@@ -68,7 +40,7 @@ BAMBA = Decoder(
             names=ATTENTION,
             fields={
                 "heads": "num_attention_heads",
-                "kv_heads": KV_HEADS,
+                "kv_heads": kv_heads(8),
                 "rope": Rotary(rotated=0.5),
             },
         ),

@@ -6,11 +6,13 @@ reads them back: what comes back different cannot be said, and the difference is
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...console.errors import ConfigProblem, ConfigProblems
 from ..accounting.count import build_meta
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
@@ -25,7 +27,16 @@ from .family import (
     require,
 )
 from .function import differences
-from .keys import Field, Key, LayerList, flag, merge, read_fields, write_fields
+from .keys import (
+    Field,
+    Key,
+    LayerList,
+    find_keys,
+    flag,
+    merge,
+    read_fields,
+    write_fields,
+)
 from .names import Names, build_rule
 from .rules import Rule
 
@@ -57,6 +68,10 @@ MODEL_FIELDS: Mapping[str, Field | str] = {
     "norm_eps": Key("rms_norm_eps", 1e-6),
     "tie_embeddings": flag("tie_word_embeddings", False),
 }
+UNTIED: Mapping[str, Field | str] = {
+    name: entry for name, entry in MODEL_FIELDS.items() if name != "tie_embeddings"
+}
+"""For classes that never tie the head to the embedding, whatever `tie_word_embeddings` says."""
 ENDS: Names = {
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
@@ -96,6 +111,8 @@ class Decoder:
     def read(self, settings: Mapping[str, Any]) -> ModelConfig:
         expect(settings, **self.expected, **self.refused)
         layers = [word.partition("/")[::2] for word in self.layers.read(settings)]
+        if not layers:
+            raise ConfigProblems([ConfigProblem("num_hidden_layers", "must be at least 1")])
         ((common, _),) = Counter(mlp for _, mlp in layers).most_common(1)
         used = {name for layer in layers for branch in layer for name in branch.split("|")}
         words = [mixer if mlp == common else f"{mixer}/{mlp or 'none'}" for mixer, mlp in layers]
@@ -104,11 +121,22 @@ class Decoder:
             for name, part in self.parts.items()
             if name in used
         }
-        return ModelConfig(
-            **read_fields(self.fields, settings),
-            **self.fixed,
-            **build_pattern(words, operators, mlp=common or None),
-        )
+        pattern = build_pattern(words, operators, mlp=common or None)
+        try:
+            return ModelConfig(**read_fields(self.fields, settings), **self.fixed, **pattern)
+        except ConfigProblems as error:
+            raise ConfigProblems([self.name_keys(p, settings) for p in error.problems]) from None
+
+    def name_keys(self, problem: ConfigProblem, settings: Mapping[str, Any]) -> ConfigProblem:
+        """Return a problem of our fields with the keys that say them."""
+        part = self.parts.get(problem.path.removeprefix("operators."))
+        words = {problem.path, *re.findall(r"\w+", problem.message)}
+        fields = {**self.fields, **(part.fields if part is not None else {})}
+        keys: dict[str, None] = {}
+        for name in words & fields.keys():
+            keys |= find_keys(fields[name], settings)
+        named = f"{problem.message} (from {', '.join(keys)})" if keys else problem.message
+        return replace(problem, message=named)
 
     def write(self, config: ModelConfig) -> Settings:
         parts = {name: self.match(name, options) for name, options in config.operators.items()}
@@ -124,6 +152,8 @@ class Decoder:
             reasons = list(differences(config, self.read(settings)))
         except KeyError as error:  # a key of an operator that the model does not have
             raise Unsuitable(f"`{error.args[0]}` has no value") from None
+        except ConfigProblems as error:
+            raise Unsuitable(str(error)) from None
         require(not reasons, "; ".join(reasons[:3]))
         return settings
 

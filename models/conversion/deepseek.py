@@ -14,10 +14,10 @@ from ..config.options.rope import Rope
 from ..layers.rope import yarn_amplitude
 from .decoder import Decoder, Part
 from .family import Settings, read_rope, require, rope_settings, write_rope, yarn_mscale
-from .keys import NO_IDS, Computed, Key
+from .keys import NO_IDS, Computed, Key, flag
 from .kimi import BALANCED, shared_experts
 from .llama import GLU, MIXER_NORM, MLP_NORM
-from .mla import SIZES, mla_names
+from .mla import mla_names, mla_sizes
 from .names import experts, gated_experts
 
 
@@ -80,7 +80,7 @@ DEEPSEEK_V3 = Decoder(
             norms=MIXER_NORM,
             names=mla_names(interleaved=True),
             fields={
-                **SIZES,
+                **mla_sizes(128),
                 "q_lora_rank": Computed(
                     lambda settings: settings.get("q_lora_rank", 1536),
                     lambda value, options, width: {"q_lora_rank": value},
@@ -109,7 +109,7 @@ DEEPSEEK_V3 = Decoder(
                 "shared_hidden": shared_experts("n_shared_experts"),
                 "groups": Key("n_group", 8),
                 "top_k_groups": Key("topk_group", 4),
-                "normalize": Key("norm_topk_prob", True),
+                "normalize": flag("norm_topk_prob", True),
                 "routed_scaling_factor": Key("routed_scaling_factor", 2.5),
             },
             fixed=BALANCED,

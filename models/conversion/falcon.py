@@ -8,38 +8,33 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config.options.attention import AttentionOptions
-from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import GLUOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
-from .family import Settings, expect
+from .family import Settings, refuse
 from .keys import NO_IDS, Computed, EqualLayers, Key, Rotary, flag
-from .llama import ATTENTION, BIAS, GLU_NAMES, KV_HEADS, MIXER_NORM
-from .mamba import MAMBA2_NAMES, NORM_GROUPS
+from .llama import ATTENTION, BIAS, GLU_NAMES, MIXER_NORM, kv_heads
+from .mamba import mamba2_part
 
 
 def read_gated_norm(settings: Mapping[str, Any]) -> bool:
     if not settings.get("mamba_rms_norm", False):
         return False
-    expect({"mamba_norm_before_gate": True, **settings}, mamba_norm_before_gate=False)
+    before = settings.get("mamba_norm_before_gate", True)
+    if before:
+        refuse("mamba_norm_before_gate", "is not supported with mamba_rms_norm")
     return True
 
 
 def read_bias(settings: Mapping[str, Any]) -> bool:
     bias = bool(settings.get("mamba_proj_bias", False))
-    expect({"projectors_bias": False, **settings}, projectors_bias=bias)
+    output_bias = bool(settings.get("projectors_bias", False))
+    if output_bias != bias:
+        refuse("projectors_bias", f"{output_bias} is not mamba_proj_bias ({bias})")
     return bias
 
 
 def read_heads(settings: Mapping[str, Any]) -> int:
     return int(settings["mamba_n_heads"])
-
-
-def read_head_dim(settings: Mapping[str, Any]) -> int:
-    dim = settings.get("mamba_d_head", "auto")
-    if dim != "auto":
-        return int(dim)
-    inner = settings.get("mamba_d_ssm") or settings["mamba_expand"] * settings["hidden_size"]
-    return int(inner // settings["mamba_n_heads"])
 
 
 def read_scale(settings: Mapping[str, Any]) -> float:
@@ -75,7 +70,7 @@ FALCON_H1 = Decoder(
             norms=MIXER_NORM,
             fields={
                 "heads": "num_attention_heads",
-                "kv_heads": KV_HEADS,
+                "kv_heads": kv_heads(8),
                 "head_dim": Computed(
                     lambda settings: settings.get("head_dim"),
                     lambda value, options, width: {} if value is None else {"head_dim": value},
@@ -88,13 +83,8 @@ FALCON_H1 = Decoder(
                 "output_multiplier": Key("attention_out_multiplier", 1.0),
             },
         ),
-        "mamba": Part(
-            options=Mamba2Options,
-            module="mamba",
-            names=MAMBA2_NAMES,
-            norms=MIXER_NORM,
-            fields={
-                "state_size": "mamba_d_state",
+        "mamba": mamba2_part(
+            {
                 "heads": Computed(
                     read_heads,
                     lambda value, options, width: {
@@ -102,13 +92,6 @@ FALCON_H1 = Decoder(
                         "mamba_d_ssm": options.inner(width),
                     },
                 ),
-                "head_dim": Computed(
-                    read_head_dim, lambda value, options, width: {"mamba_d_head": value}
-                ),
-                "groups": "mamba_n_groups",
-                "norm_groups": NORM_GROUPS,
-                "conv": "mamba_d_conv",
-                "norm_eps": "rms_norm_eps",
                 "gated_norm": Computed(
                     read_gated_norm,
                     lambda value, options, width: {
@@ -129,7 +112,7 @@ FALCON_H1 = Decoder(
                 ),
                 "input_multiplier": Key("ssm_in_multiplier", 1.0),
                 "output_multiplier": Key("ssm_out_multiplier", 1.0),
-            },
+            }
         ),
         "glu": Part(
             options=GLUOptions,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from ...console.errors import ConfigError, ConfigProblem, ConfigProblems
 from ..config.config import ModelConfig
@@ -99,12 +99,22 @@ def require(condition: bool, reason: str) -> None:
         raise Unsuitable(reason)
 
 
+def refuse(key: str, message: str) -> NoReturn:
+    """Raise ConfigProblems for a key."""
+    raise ConfigProblems([ConfigProblem(key, message)])
+
+
+def is_unset(stored: Any, value: Any) -> bool:
+    """True if a key is null; where `value` is true, null is false."""
+    return stored is None and value is not True
+
+
 def expect(settings: Mapping[str, Any], **values: Any) -> None:
     """Raise ConfigProblems for settings with values that our operators do not support."""
     problems = [
         ConfigProblem(key, f"{settings[key]!r} is not supported, only {value!r}")
         for key, value in values.items()
-        if key in settings and settings[key] is not None and settings[key] != value
+        if key in settings and settings[key] != value and not is_unset(settings[key], value)
     ]
     if problems:
         raise ConfigProblems(problems)
@@ -121,7 +131,7 @@ def settings_errors(file: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         problems = error.problems
     except ValueError as error:
         problems = [ConfigProblem("", str(error))]
-    except (TypeError, AttributeError) as error:  # usually a number in quotes
+    except (TypeError, AttributeError, ArithmeticError) as error:  # usually a number in quotes
         problems = [
             ConfigProblem(name, f"should be a number, not the text {value!r}")
             for name, value in settings.items()
@@ -175,6 +185,8 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
     no key says it."""
     scaling = rope_settings(settings)
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        refuse("rope_parameters", "lists types of layers, and this family's have equal positions")
     if kind != "proportional":
         expect(scaling, partial_rotary_factor=rotated)
     base = float(scaling.get("rope_theta") or base)
@@ -182,7 +194,10 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
     length = int(original_length or settings.get("max_position_embeddings") or 8192)
     if kind == "default":
         return Rope(base=base, original_length=length)
-    factor = float(scaling.get("factor", 1.0) if kind == "proportional" else scaling["factor"])
+    factor = scaling.get("factor", 1.0) if kind == "proportional" else scaling["factor"]
+    if factor is None:  # of yarn, as in old files of DeepSeek
+        factor = settings["max_position_embeddings"] / length
+    factor = float(factor)
     if kind == "linear":
         trained_length = max(1, round(length / factor))
         return Rope(base=base, scaling="linear", factor=factor, original_length=trained_length)
@@ -213,9 +228,7 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
         linear: Settings = {} if factor == 1 else {"scaling": "linear", "factor": factor}
         trained_length = max(1, round(length / factor))
         return Rope(base=base, proportion=proportion, original_length=trained_length, **linear)
-    raise ConfigProblems(
-        [ConfigProblem("rope_scaling", f"`{kind}` is not supported; known: {ROPE_TYPES}")]
-    )
+    refuse("rope_scaling", f"`{kind}` is not supported; known: {ROPE_TYPES}")
 
 
 def read_amplitude(scaling: Mapping[str, Any], factor: float) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..config.options.moe import MoEOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
 from .keys import Computed, Field, Key, LayerTypes, Rotary, flag
-from .llama import MLP_NORM, attention, head_dim
+from .llama import MLP_NORM, attention, head_dim, kv_heads
 from .names import Target
 from .rules import Rule, map_reshaped
 
@@ -48,9 +48,16 @@ def transposed_experts(target: Target) -> Rule:
 
 
 BIAS = flag("attention_bias", True)
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 FIELDS: Mapping[str, Field | str] = {
+    "kv_heads": kv_heads(8),
     "head_dim": head_dim(64),
-    "rope": Rotary(base=150_000.0),
+    "rope": Rotary(base=150_000.0, default=YARN),
     "qkv_bias": BIAS,
     "output_bias": BIAS,
 }

@@ -8,15 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..config.options.attention import AttentionOptions
-from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from ..config.options.rope import Rope
 from .decoder import MODEL_FIELDS, Decoder, Part
-from .family import Settings
+from .family import Settings, refuse
 from .keys import Computed, Field, Key, LayerTypes, Rotary, flag
-from .llama import ATTENTION, BIAS, KV_HEADS, MIXER_NORM, MLP_NORM
-from .mamba import MAMBA2_NAMES, NORM_GROUPS
+from .llama import ATTENTION, BIAS, MIXER_NORM, MLP_NORM, kv_heads
+from .mamba import mamba2_part
 
 RESIDUAL: Mapping[str, Field | str] = {"output_multiplier": Key("residual_multiplier", 1.0)}
 MIXERS = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -36,13 +35,18 @@ class GraniteRotary(Rotary):
         return {**super().write(value, holder, width), "position_embedding_type": "rope"}
 
 
+def read_logits_multiplier(settings: Mapping[str, Any]) -> float:
+    scaling = float(settings.get("logits_scaling", 1.0))
+    return 1 / scaling if scaling else refuse("logits_scaling", "must not be 0")
+
+
 class GraniteLayers(LayerTypes):
     """Layer types; all layers have experts, or none."""
 
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
         key = "layer_types" if settings.get("layer_types") else "layers_block_type"
         layers = LayerTypes(self.types, self.derive, key).read(settings)
-        mlp = "moe" if settings.get("num_local_experts") else "glu"
+        mlp = "moe" if settings.get("num_local_experts", 8) else "glu"
         return [f"{layer}/{mlp}" for layer in layers]
 
     def write(self, layers: Sequence[str]) -> Settings:
@@ -51,39 +55,13 @@ class GraniteLayers(LayerTypes):
         return settings if has_experts else {**settings, "num_local_experts": 0}
 
 
-def read_mamba_heads(settings: Mapping[str, Any]) -> int:
-    dim = settings.get("mamba_d_head", "auto")
-    inner = settings["mamba_expand"] * settings["hidden_size"]
-    return int(inner // settings["mamba_n_heads"] if dim == "auto" else dim)
-
-
 GRANITE = Decoder(
     model_type="granitemoehybrid",
     architecture="GraniteMoeHybridForCausalLM",
     models="Granite 4.0 Nano 350M and 1B, Micro 3B, Tiny 7B-A1B, Small 32B-A9B",
     parts={
-        "mamba": Part(
-            options=Mamba2Options,
-            module="mamba",
-            names=MAMBA2_NAMES,
-            norms=MIXER_NORM,
-            fields={
-                **RESIDUAL,
-                "state_size": "mamba_d_state",
-                "head_dim": Computed(
-                    read_mamba_heads,
-                    lambda value, options, width: {
-                        "mamba_n_heads": options.num_heads(width),
-                        "mamba_d_head": value,
-                    },
-                ),
-                "groups": "mamba_n_groups",
-                "norm_groups": NORM_GROUPS,
-                "expand": "mamba_expand",
-                "conv": "mamba_d_conv",
-                "norm_eps": "rms_norm_eps",
-                "bias": flag("mamba_proj_bias", False),
-            },
+        "mamba": mamba2_part(
+            {**RESIDUAL, "expand": "mamba_expand", "bias": flag("mamba_proj_bias", False)},
             optional=True,
         ),
         "attention": Part(
@@ -94,7 +72,7 @@ GRANITE = Decoder(
             fields={
                 **RESIDUAL,
                 "heads": "num_attention_heads",
-                "kv_heads": KV_HEADS,
+                "kv_heads": kv_heads(None),
                 "rope": GraniteRotary(),
                 "softmax_scale": Computed(
                     lambda settings: settings.get("attention_multiplier", 1.0),
@@ -143,7 +121,7 @@ GRANITE = Decoder(
         **MODEL_FIELDS,
         "embedding_multiplier": Key("embedding_multiplier", 1.0),
         "logits_multiplier": Computed(
-            lambda settings: 1 / settings.get("logits_scaling", 1.0),
+            read_logits_multiplier,
             lambda value, config, width: {"logits_scaling": round(1 / value, 12)},
         ),
     },

@@ -70,20 +70,27 @@ class Computed:
 @dataclass(frozen=True)
 class Rotary:
     """Rotary positions on a fraction of a head's channels, of `base` where no key says it. If not
-    `fixed`, `partial_rotary_factor` says another fraction."""
+    `fixed`, `partial_rotary_factor` says another fraction. The class computes `head_dim` from the
+    width, or has a default; `default` is its scaling, for files without one."""
 
     rotated: float = 1.0
     base: float = 10_000.0
     fixed: bool = True
+    head_dim: int | None = None
+    default: Mapping[str, Any] | None = None
 
     def read(self, settings: Mapping[str, Any]) -> Rope:
+        if self.default is not None and not has_rope(settings):
+            settings = {**settings, "rope_parameters": self.default}
         rotated = self.rotated
         if not self.fixed:
             rotated = float(rope_settings(settings).get("partial_rotary_factor", rotated))
         rope = read_rope(settings, rotated=rotated, base=self.base)
-        if rotated == 1:
+        if rotated == 1 or rope.proportion < 1:
             return rope
-        return replace(rope, channels=int(read_head_dim(settings) * rotated))
+        dim = settings.get("head_dim") or self.head_dim
+        dim = dim or settings["hidden_size"] // settings["num_attention_heads"]
+        return replace(rope, channels=int(dim * rotated))
 
     def write(self, value: Rope | None, holder: Any, width: int) -> Settings:
         require(value is not None, "its attention has no rotary positions")
@@ -95,17 +102,21 @@ class Rotary:
         return settings
 
 
-def read_head_dim(settings: Mapping[str, Any]) -> int:
-    dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
-    return int(dim)
+def has_rope(settings: Mapping[str, Any]) -> bool:
+    """True if the settings have a dictionary of rotary positions."""
+    return any(settings.get(key) is not None for key in ("rope_scaling", "rope_parameters"))
 
 
 def flag(name: str, default: bool, older: tuple[str, ...] = ()) -> Computed:
-    """Return the field of a key that is true, false or, in older files, null."""
-    return Computed(
-        lambda settings: bool(Key(name, default, older).read(settings)),
-        lambda value, holder, width: {name: value},
-    )
+    """Return the field of a key that is true, false or, as null, false. `older` names are read
+    first."""
+
+    def read(settings: Mapping[str, Any]) -> bool:
+        values = [settings.get(key) for key in older]
+        known = [value for value in values if value is not None]
+        return bool(known[0] if known else settings.get(name, default))
+
+    return Computed(read, lambda value, holder, width: {name: value})
 
 
 def implied(read: Callable[[Mapping[str, Any]], Any]) -> Computed:
@@ -119,6 +130,29 @@ def as_field(entry: Field | str) -> Field:
 
 def read_fields(fields: Mapping[str, Field | str], settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: as_field(entry).read(settings) for name, entry in fields.items()}
+
+
+class RecordedSettings(dict[str, Any]):
+    """Settings that record the keys that are read, in order."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.keys_read: dict[str, None] = {}
+
+    def __getitem__(self, key: str) -> Any:
+        self.keys_read[key] = None
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read[key] = None
+        return super().get(key, default)
+
+
+def find_keys(entry: Field | str, settings: Mapping[str, Any]) -> dict[str, None]:
+    """Return the keys that a field is read from."""
+    recorded = RecordedSettings(settings)
+    as_field(entry).read(recorded)
+    return recorded.keys_read
 
 
 def write_fields(

@@ -10,11 +10,11 @@ from ..config.options.delta import DeltaOptions
 from ..config.options.mla import MLAOptions
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
-from .decoder import MODEL_FIELDS, Decoder, Part
+from .decoder import UNTIED, Decoder, Part
 from .family import Settings, require
-from .keys import NO_IDS, Computed, Key, LayerTypes
+from .keys import NO_IDS, Computed, Key, LayerTypes, flag
 from .llama import GLU_NAMES, MIXER_NORM, MLP_NORM
-from .mla import SIZES, mla_names
+from .mla import mla_names, mla_sizes
 from .names import Target, experts, gated_experts, split_taps
 from .rules import Rule, map_reshaped
 
@@ -56,21 +56,22 @@ BALANCED: Mapping[str, Any] = {
 """Options of experts that a bias balances, as in DeepSeek V3."""
 
 
+def derive_mlp_types(settings: Mapping[str, Any]) -> Sequence[str]:
+    dense = settings.get("first_k_dense_replace", 1)
+    numbers = range(settings["num_hidden_layers"])
+    return ["dense" if number < dense else "sparse" for number in numbers]
+
+
+MLP_TYPES = LayerTypes({"sparse": "moe", "dense": "glu"}, derive_mlp_types, "mlp_layer_types")
+
+
 class KimiLayers(LayerTypes):
     """Types of mixers, and of MLPs; the published files list mixers from 1, and count dense MLPs,
     which are first."""
 
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
-        mixers = super().read({**settings, self.key: settings.get(self.key)})
-        count = len(mixers)
-        dense = settings.get("first_k_dense_replace", 1)
-        kinds = settings.get("mlp_layer_types") or [
-            "dense" if number < dense else "sparse" for number in range(count)
-        ]
-        return [
-            f"{mixer}/{'moe' if kind == 'sparse' else 'glu'}"
-            for mixer, kind in zip(mixers, kinds, strict=True)
-        ]
+        mixers, mlps = super().read(settings), MLP_TYPES.read(settings)
+        return [f"{mixer}/{mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)]
 
     def write(self, layers: Sequence[str]) -> Settings:
         mlps = ["sparse" if layer.endswith("/moe") else "dense" for layer in layers]
@@ -129,7 +130,7 @@ KIMI_LINEAR = Decoder(
             module="self_attn",
             norms=MIXER_NORM,
             names=mla_names(interleaved=False),
-            fields={**SIZES, "q_lora_rank": Key("q_lora_rank", None)},
+            fields={**mla_sizes(32), "q_lora_rank": Key("q_lora_rank", None)},
             fixed={"rope": None},
         ),
         "glu": Part(
@@ -161,16 +162,16 @@ KIMI_LINEAR = Decoder(
                 "shared_hidden": shared_experts("num_shared_experts"),
                 "groups": Key("num_expert_group", 1),
                 "top_k_groups": Key("topk_group", 1),
-                "normalize": Key("moe_renormalize", True),
-                "routed_scaling_factor": Key("routed_scaling_factor", 1.0),
+                "normalize": flag("moe_renormalize", True),
+                "routed_scaling_factor": Key("routed_scaling_factor", 2.446),
             },
             fixed=BALANCED,
             optional=True,
         ),
     },
     layers=KimiLayers({"linear_attention": "delta", "full_attention": "mla"}, derive_types),
-    fields={**MODEL_FIELDS, "norm_eps": EPS},
-    expected={"hidden_act": "silu", "attention_bias": False},
+    fields={**UNTIED, "norm_eps": EPS},
+    expected={"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False},
     refused={
         "mla_use_nope": True,
         "moe_router_activation_func": "sigmoid",

@@ -10,11 +10,11 @@ from typing import Any
 from ..config.options.attention import AttentionOptions
 from ..config.options.rope import Rope
 from .decoder import Decoder
-from .family import Settings, expect, read_rope, require, write_rope
+from .family import Settings, read_rope, refuse, require, write_rope
 from .keys import NO_IDS, Computed, Field, Key, LayerTypes, flag, implied
 from .lfm import LFM2
 from .llama import ATTENTION as NAMES
-from .llama import BIAS, head_dim
+from .llama import BIAS, head_dim, kv_heads
 from .names import Names, Target
 from .rules import Rule, map_rows
 
@@ -54,9 +54,10 @@ class TypedRotary:
 
 
 def read_bias(settings: Mapping[str, Any]) -> bool:
-    if settings.get("use_attention_gate", True):  # the gates have no biases
-        expect(settings, attention_bias=False)
-    return bool(settings.get("attention_bias", False))
+    bias = bool(settings.get("attention_bias", False))
+    if bias and settings.get("use_attention_gate", True):
+        refuse("attention_bias", "is not supported with use_attention_gate, whose gates have none")
+    return bias
 
 
 def projection_rows(target: Target) -> Rule:
@@ -83,6 +84,7 @@ PLACEMENT: Mapping[str, Field | str] = {
 FIELDS: Mapping[str, Field | str] = {
     **ATTENTION.fields,
     **PLACEMENT,
+    "kv_heads": kv_heads(4),
     "head_dim": head_dim(128),
     "qkv_bias": Computed(read_bias, lambda value, options, width: {"attention_bias": value}),
     "output_bias": BIAS,

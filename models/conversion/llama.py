@@ -8,17 +8,24 @@ from typing import Any
 from ..config.options.attention import AttentionOptions
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
-from .decoder import Decoder, Part
+from .decoder import MODEL_FIELDS, Decoder, Part
 from .keys import Computed, EqualLayers, Field, Key, LayerTypes, Rotary, flag
 from .names import Names, experts, gated_experts
 
-KV_HEADS = Computed(
-    lambda settings: settings.get("num_key_value_heads") or settings["num_attention_heads"],
-    lambda value, options, width: {"num_key_value_heads": value or options.heads},
-)
+
+def kv_heads(default: int | None) -> Computed:
+    """Return the field for a class with this default; None means as many as queries have."""
+    return Computed(
+        lambda settings: (
+            settings.get("num_key_value_heads", default) or settings["num_attention_heads"]
+        ),
+        lambda value, options, width: {"num_key_value_heads": value or options.heads},
+    )
+
+
 HEADS: Mapping[str, Field | str] = {
     "heads": "num_attention_heads",
-    "kv_heads": KV_HEADS,
+    "kv_heads": kv_heads(None),
     "rope": Rotary(),
 }
 BIAS = flag("attention_bias", False)
@@ -89,7 +96,12 @@ MIXTRAL = Decoder(
     models="8x7B, 8x22B",
     parts={
         "attention": attention(
-            {"head_dim": Key("head_dim", None), "window": Key("sliding_window", None)}
+            {
+                "kv_heads": kv_heads(8),
+                "head_dim": Key("head_dim", None),
+                "rope": Rotary(base=1e6),
+                "window": Key("sliding_window", None),
+            }
         ),
         "moe": Part(
             options=MoEOptions,
@@ -113,16 +125,22 @@ MIXTRAL = Decoder(
         ),
     },
     layers=EqualLayers("attention/moe"),
+    fields={**MODEL_FIELDS, "norm_eps": Key("rms_norm_eps", 1e-5)},
     expected={"hidden_act": "silu"},
     refused={"router_jitter_noise": 0.0},
 )
+
+
+def read_window(settings: Mapping[str, Any]) -> int | None:
+    window: int | None = settings.get("sliding_window", 4096)
+    return window
 
 
 class WindowedLayers(LayerTypes):
     """Layer types that count only with `use_sliding_window`."""
 
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
-        if settings.get("use_sliding_window") and settings.get("sliding_window"):
+        if settings.get("use_sliding_window") and read_window(settings) is not None:
             return super().read(settings)
         return [self.types["full_attention"]] * settings["num_hidden_layers"]
 
@@ -137,12 +155,13 @@ def derive_windows(settings: Mapping[str, Any]) -> list[str]:
 
 
 WINDOW = Computed(
-    lambda settings: settings["sliding_window"],
+    read_window,
     lambda value, options, width: {"sliding_window": value, "use_sliding_window": True},
 )
 
 
 def qwen(model_type: str, models: str, fields: Mapping[str, Field | str], **fixed: Any) -> Decoder:
+    fields = {"kv_heads": kv_heads(32), **fields}
     return Decoder(
         model_type=model_type,
         architecture=f"{model_type.capitalize()}ForCausalLM",

@@ -10,8 +10,8 @@ from ..config.options.init import InitConfig
 from ..config.options.mamba1 import Mamba1Options
 from ..config.options.mamba2 import Mamba2Options
 from .decoder import Decoder, Part
-from .family import Settings, require
-from .keys import Computed, EqualLayers, Key, flag
+from .family import Settings, refuse, require
+from .keys import Computed, EqualLayers, Field, Key, flag
 from .names import Names, one_head, taps
 
 INIT = InitConfig(weights="uniform", output="depth")
@@ -43,6 +43,16 @@ def read_rank(settings: Mapping[str, Any]) -> int | None:
     return None if rank == "auto" else int(rank)
 
 
+def read_expand(settings: Mapping[str, Any]) -> int:
+    expand = int(settings.get("expand", 2))
+    inner, width = settings.get("intermediate_size"), settings["hidden_size"]
+    if inner is None:
+        return expand
+    if inner % width:
+        refuse("intermediate_size", f"{inner} is no multiple of hidden_size ({width})")
+    return int(inner // width)
+
+
 def require_grouped_norm(value: int | None, options: Mamba2Options, width: int = 0) -> Settings:
     """Require a gated norm in as many groups as B and C have; no key says it."""
     require(value in (None, options.groups), f"its gated norm has not {options.groups} groups")
@@ -53,6 +63,42 @@ NORM_GROUPS = Computed(lambda settings: settings.get("norm_groups"), require_gro
 """mamba_ssm trains the gated norm in as many groups as B and C have; transformers computes it in
 one group before version 5.23. A folder is read as it was trained, unless `norm_groups`, which is
 ours, says otherwise."""
+
+
+def read_head_dim(settings: Mapping[str, Any]) -> int:
+    dim = settings.get("mamba_d_head", "auto")
+    if dim != "auto":
+        return int(dim)
+    inner = settings.get("mamba_d_ssm") or settings["mamba_expand"] * settings["hidden_size"]
+    return int(inner // settings["mamba_n_heads"])
+
+
+def mamba2_part(fields: Mapping[str, Field | str], *, optional: bool = False) -> Part:
+    """Return Mamba-2 as Bamba, Granite and Falcon-H1 have it beside attention; `fields` are those
+    in which they differ."""
+    heads = Computed(
+        read_head_dim,
+        lambda value, options, width: {
+            "mamba_n_heads": options.num_heads(width),
+            "mamba_d_head": value,
+        },
+    )
+    shared: Mapping[str, Field | str] = {
+        "state_size": "mamba_d_state",
+        "head_dim": heads,
+        "groups": "mamba_n_groups",
+        "norm_groups": NORM_GROUPS,
+        "conv": "mamba_d_conv",
+        "norm_eps": "rms_norm_eps",
+    }
+    return Part(
+        options=Mamba2Options,
+        module="mamba",
+        names=MAMBA2_NAMES,
+        norms={"norm": "input_layernorm"},
+        fields={**shared, **fields},
+        optional=optional,
+    )
 
 
 def backbone(
@@ -68,7 +114,7 @@ def backbone(
             "vocab_size": "vocab_size",
             "width": "hidden_size",
             "norm_eps": Key("layer_norm_epsilon", 1e-5),
-            "tie_embeddings": flag("tie_word_embeddings", True),
+            "tie_embeddings": flag("tie_word_embeddings", model_type == "mamba"),
         },
         fixed={"init": INIT},
         ends={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
@@ -90,7 +136,7 @@ MAMBA = backbone(
         fields={
             "state_size": Key("state_size", 16),
             "expand": Computed(
-                lambda settings: settings.get("expand", 2),
+                read_expand,
                 lambda value, options, width: {
                     "expand": value,
                     "intermediate_size": value * width,

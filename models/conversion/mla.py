@@ -14,26 +14,28 @@ import torch
 from torch import Tensor
 
 from ..config.options.mla import MLAOptions
-from .family import expect
+from .family import refuse
 from .keys import Computed, Field
 from .names import Names, Rows, RuleOf, Target, reordered
 from .rules import Rule, map_reshaped
 
 
-def read_heads(settings: Mapping[str, Any]) -> int:
-    heads = int(settings["num_attention_heads"])
-    expect(settings, num_key_value_heads=heads)
-    return heads
+def mla_sizes(kv_heads: int) -> Mapping[str, Field | str]:
+    """Return the fields of sizes; `kv_heads` is the class's default, which must equal the heads."""
 
+    def read_heads(settings: Mapping[str, Any]) -> int:
+        heads = int(settings["num_attention_heads"])
+        value = settings.get("num_key_value_heads", kv_heads)
+        if value not in (None, heads):
+            refuse("num_key_value_heads", f"{value} is not num_attention_heads ({heads})")
+        return heads
 
-SIZES: Mapping[str, Field | str] = {
-    **{name: name for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
-    "v_head_dim": "v_head_dim",
-    "heads": Computed(
+    heads = Computed(
         read_heads,
         lambda value, options, width: {"num_attention_heads": value, "num_key_value_heads": value},
-    ),
-}
+    )
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {**{name: name for name in sizes}, "heads": heads}
 
 
 def mla_names(*, interleaved: bool) -> Names:

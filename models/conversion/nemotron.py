@@ -14,10 +14,10 @@ from ..config.options.attention import AttentionOptions
 from ..config.options.mamba2 import Mamba2Options
 from ..config.options.mlp import MLPOptions
 from ..config.options.moe import MoEOptions
-from .decoder import MODEL_FIELDS, Decoder, Part
-from .family import Settings, require
-from .keys import NO_IDS, Computed, Field, Key, flag
-from .llama import ATTENTION, BIAS, KV_HEADS, head_dim
+from .decoder import UNTIED, Decoder, Part
+from .family import Settings, refuse, require
+from .keys import NO_IDS, Computed, Field, Key, flag, implied
+from .llama import ATTENTION, head_dim, kv_heads
 from .mamba import MAMBA2_NAMES, NORM_GROUPS
 from .names import Names, experts
 
@@ -61,6 +61,12 @@ def activation(name: str) -> Computed:
     )
 
 
+def read_experts_bias(settings: Mapping[str, Any]) -> bool:
+    if settings.get("mlp_bias"):
+        refuse("mlp_bias", "is not supported with experts")
+    return False
+
+
 MLP_FIELDS: Mapping[str, Field | str] = {"activation": activation("mlp_hidden_act")}
 
 NEMOTRON_H = Decoder(
@@ -95,10 +101,8 @@ NEMOTRON_H = Decoder(
             norms=NORM,
             fields={
                 "heads": "num_attention_heads",
-                "kv_heads": KV_HEADS,
+                "kv_heads": kv_heads(8),
                 "head_dim": head_dim(128),
-                "qkv_bias": BIAS,
-                "output_bias": BIAS,
             },
             fixed={"rope": None},
             optional=True,
@@ -129,9 +133,10 @@ NEMOTRON_H = Decoder(
                 "top_k": "num_experts_per_tok",
                 "hidden": "moe_intermediate_size",
                 "shared_hidden": "moe_shared_expert_intermediate_size",
+                "bias": implied(read_experts_bias),
                 "groups": Key("n_group", 1),
                 "top_k_groups": Key("topk_group", 1),
-                "normalize": Key("norm_topk_prob", True),
+                "normalize": flag("norm_topk_prob", True),
                 "routed_scaling_factor": Key("routed_scaling_factor", 1.0),
             },
             fixed={
@@ -145,10 +150,15 @@ NEMOTRON_H = Decoder(
         ),
     },
     layers=LetterPattern(),
-    fields={**MODEL_FIELDS, "norm_eps": EPS},
+    fields={**UNTIED, "norm_eps": EPS},
     ends={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
     blocks="backbone.layers",
-    expected={"use_conv_bias": True, "mamba_hidden_act": "silu"},
+    expected={
+        "use_conv_bias": True,
+        "mamba_hidden_act": "silu",
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+    },
     refused={
         "sliding_window": None,
         "moe_latent_size": None,

@@ -188,7 +188,10 @@ OLMO_HYBRID = Decoder(
                 "conv": Key("linear_conv_kernel_dim", 4),
             },
         ),
-        "attention": replace(post_attention({"rope": OptionalRotary()}), norms=HYBRID_POST_MIXER),
+        "attention": replace(
+            post_attention({"rope": OptionalRotary(), "qk_norm_eps": Key("rms_norm_eps", 1e-6)}),
+            norms=HYBRID_POST_MIXER,
+        ),
         "glu": replace(GLU, norms=HYBRID_MLP),
         "glu_post": POST_GLU,
     },

@@ -19,8 +19,8 @@ from ..config.options.delta import DeltaOptions
 from ..config.options.moe import MoEOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
 from .family import Settings
-from .keys import Key, LayerTypes, Rotary
-from .llama import ATTENTION, BIAS, GLU, KV_HEADS, MIXER_NORM, MLP_NORM, head_dim
+from .keys import Key, LayerTypes, Rotary, flag
+from .llama import ATTENTION, BIAS, GLU, MIXER_NORM, MLP_NORM, head_dim, kv_heads
 from .names import Names, Rows, experts, gated_experts, or_stacked, reordered, taps
 
 EPS = Key("rms_norm_eps", 1e-6)
@@ -57,14 +57,17 @@ GATED_ATTENTION = Part(
     },
     fields={
         "heads": "num_attention_heads",
-        "kv_heads": KV_HEADS,
+        "kv_heads": kv_heads(2),
         "head_dim": head_dim(256),
-        "rope": Rotary(rotated=0.25, fixed=False),
+        "rope": Rotary(rotated=0.25, fixed=False, head_dim=256),
         "qkv_bias": BIAS,
         "output_bias": BIAS,
         "qk_norm_eps": EPS,
     },
     fixed={"output_gate": True, "qk_norm": True, "qk_norm_kind": "rms-zero-centered"},
+)
+QWEN3_5_ATTENTION = replace(
+    GATED_ATTENTION, fields={**GATED_ATTENTION.fields, "kv_heads": kv_heads(4)}
 )
 EXPERTS = Part(
     options=MoEOptions,
@@ -92,7 +95,7 @@ EXPERTS = Part(
 )
 QWEN3_NEXT_EXPERTS = replace(
     EXPERTS,
-    fields={**EXPERTS.fields, "normalize": Key("norm_topk_prob", True)},
+    fields={**EXPERTS.fields, "normalize": flag("norm_topk_prob", True)},
     fixed={"shared_gate": True},
     optional=True,
 )
@@ -164,7 +167,7 @@ def qwen(
         model_type=model_type,
         architecture=architecture,
         models=models,
-        parts={**parts, "attention": GATED_ATTENTION},
+        parts={"attention": GATED_ATTENTION, **parts},
         layers=layers,
         fields={**MODEL_FIELDS, "norm_eps": EPS},
         fixed={"norm": "rms-zero-centered"},
@@ -182,7 +185,7 @@ QWEN3_5 = qwen(
     "qwen3_5_text",
     "Qwen3_5ForCausalLM",
     "Qwen3.5 and 3.6: 0.8B, 2B, 4B, 9B, 27B",
-    {"delta": DELTA, "glu": GLU},
+    {"delta": DELTA, "glu": GLU, "attention": QWEN3_5_ATTENTION},
     suffix="/glu",
 )
 QWEN3_5_MOE = qwen(

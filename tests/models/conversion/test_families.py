@@ -188,12 +188,12 @@ WITHOUT_EFFECT = {
     *("mamba_ssm_cache_dtype", "num_logits_to_keep", "use_mamba_kernels"),
     *("time_step_min", "time_step_max", "time_step_floor", "residual_in_fp32", "hidden_dropout"),
     *("rescale_prenorm_residual", "chunk_size", "mamba_chunk_size", "mtp_layers_block_type"),
-    "num_nextn_predict_layers",
+    *("num_nextn_predict_layers", "model_max_length"),
     *("moe_shared_expert_overlap", "expand", "n_shared_experts"),
 }
 """Keys that change neither logits nor gradients in evaluation."""
 SAID_BY_ANOTHER = {"max_window_layers", "full_attn_idxs", "mamba_n_heads", "mamba_proj_bias"}
-SAID_BY_ANOTHER |= {"head_dim", "qk_head_dim"}
+SAID_BY_ANOTHER |= {"head_dim", "qk_head_dim", "mamba_d_ssm", "mamba_expand"}
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(kind for kind, _ in CASES.values()))
@@ -245,6 +245,8 @@ def test_settings_that_we_lack_are_refused_by_name(
             "`norm_eps` has one value for all layers, not 1.0",
         ),
         ("qwen3", ["norm=layer"], "qwen3: norm is 'layer', not 'rms'"),
+        ("nemotron_h", ["tie_embeddings=true"], "nemotron_h: tie_embeddings is True, not False"),
+        ("nemotron_h-dense", ["pattern='[attention/mlp]'"], "no layer like `attention/mlp`"),
         ("qwen3", ["pattern='[attention/none]'"], "qwen3: it has no layer like `glu`"),
         ("qwen3", ["operators.glu.bias=true"], "qwen3: operators.glu.bias is True, not False"),
     ],
