@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from .bamba import BAMBA
 from .blackmamba import BlackMamba
 from .deepseek import DEEPSEEK_V3
@@ -19,6 +22,7 @@ from .mamba_ssm import MambaSSM
 from .nemotron import NEMOTRON_H
 from .olmo import OLMO2, OLMO3, OLMO_HYBRID
 from .qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
+from .stripedhyena import select_layout
 from .zamba import Zamba2Family, ZambaFamily
 
 _FAMILIES: tuple[Family, ...] = (
@@ -31,5 +35,10 @@ FAMILIES: dict[str, Family] = {family.model_type: family for family in _FAMILIES
 """Families by transformers' `model_type`. A new family is tables as in decoder.py, and a name
 here. A model is written as the first that can represent it."""
 
-ORIGINALS: dict[str, Original] = {"mamba_moe_layers": BlackMamba(), "ssm_cfg": MambaSSM()}
-"""Formats whose `config.json` has no `model_type`, by a key that only they have."""
+ORIGINALS: dict[str, Callable[[Mapping[str, Any]], Original]] = {
+    "mamba_moe_layers": lambda settings: BlackMamba(),
+    "ssm_cfg": lambda settings: MambaSSM(),
+    "hyena_layer_idxs": select_layout,
+}
+"""Formats that are only read, by a key of `config.json` that only they have: functions that return
+the format in the layout that the settings name."""

@@ -1,7 +1,7 @@
 """Read and write folders of transformers: config.json and safetensors.
 
 Also read: the text models of multimodal folders; folders with torch's `.bin` files, and those of
-mamba_ssm and BlackMamba, whose config.json has no `model_type`.
+mamba_ssm and BlackMamba, whose config.json has no `model_type`, and of StripedHyena 1.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .quantized import dequantize
 from .rules import Tensors, export_tensors, import_tensors
 
 CONFIG = "config.json"
+HEADS = ("lm_head.weight", "output_layer.weight", "unembed.weight")
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
@@ -43,7 +44,7 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
         # Heads that predict further tokens (Qwen3-Next), and layers (DeepSeek V3), are left out, as
         # transformers does.
-        is_tied = config.tie_embeddings and name in ("lm_head.weight", "output_layer.weight")
+        is_tied = config.tie_embeddings and name.endswith(HEADS)
         return (
             is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith(("mtp.", *further))
         )
@@ -54,15 +55,15 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
 
 
 def find_family(settings: Mapping[str, Any], file: Path) -> Original:
-    """Return the family that `model_type` names; without it, the original format whose key the
-    settings have. Raise ConfigError, which names `file`, if neither is known."""
+    """Return the family that `model_type` names; else the original format whose key the settings
+    have. Raise ConfigError, which names `file`, if neither is known."""
     model_type = settings.get("model_type")
-    if model_type is None:
-        for key, original in ORIGINALS.items():
-            if key in settings:
-                return original
     if model_type in FAMILIES:
         return FAMILIES[str(model_type)]
+    for key, select_layout in ORIGINALS.items():
+        if key in settings:
+            with settings_errors(file, settings):
+                return select_layout(settings)
     known = ", ".join(sorted(FAMILIES))
     if model_type is None:
         keys = " or ".join(f"`{key}`" for key in ORIGINALS)
