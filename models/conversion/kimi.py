@@ -171,6 +171,7 @@ KIMI_LINEAR = Decoder(
     },
     layers=KimiLayers({"linear_attention": "delta", "full_attention": "mla"}, derive_types),
     fields={**UNTIED, "norm_eps": EPS},
+    fixed={"tie_embeddings": False},
     expected={"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False},
     refused={
         "mla_use_nope": True,

@@ -153,6 +153,7 @@ NEMOTRON_H = Decoder(
     fields={**UNTIED, "norm_eps": EPS},
     ends={"embedding": "backbone.embeddings", "norm": "backbone.norm_f", "head": "lm_head"},
     blocks="backbone.layers",
+    fixed={"tie_embeddings": False},
     expected={
         "use_conv_bias": True,
         "mamba_hidden_act": "silu",

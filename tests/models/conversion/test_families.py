@@ -246,7 +246,11 @@ def test_settings_that_we_lack_are_refused_by_name(
         ),
         ("qwen3", ["norm=layer"], "qwen3: norm is 'layer', not 'rms'"),
         ("nemotron_h", ["tie_embeddings=true"], "nemotron_h: tie_embeddings is True, not False"),
-        ("nemotron_h-dense", ["pattern='[attention/mlp]'"], "no layer like `attention/mlp`"),
+        (
+            "gpt_oss",
+            ["operators.attention.softmax_scale=3"],
+            "nemotron_h: it has no layer like `attention/moe`",
+        ),
         ("qwen3", ["pattern='[attention/none]'"], "qwen3: it has no layer like `glu`"),
         ("qwen3", ["operators.glu.bias=true"], "qwen3: operators.glu.bias is True, not False"),
     ],
