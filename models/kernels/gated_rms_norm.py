@@ -23,7 +23,7 @@ from .rms_norm import MAX_GRAD_PROGRAMS
 
 
 @cache
-def _programs() -> Any:
+def _programs() -> Programs:
     from .programs import gated_rms_norm
 
     return Programs(gated_rms_norm)

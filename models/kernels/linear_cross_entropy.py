@@ -4,14 +4,20 @@
 
 Logits exist for one chunk at a time: the matrix library computes the chunk's logits, a program
 turns them into their gradients in place, and the library multiplies these into grad_hidden and
-grad_weight, all in the forward pass; the backward pass only scales. So there are three matrix
-products, as in the twin, and no tensor [tokens, vocabulary]. The twin is the projection followed by
-`cross_entropy` in models/model/loss.py.
+grad_weight, all in the forward pass; the backward pass only scales them, in place. So there are
+three matrix products, as in the twin, and no tensor [tokens, vocabulary]. The twin is the
+projection followed by `cross_entropy` in models/model/loss.py.
 
-The chunk size follows from the token and id counts alone, not from a device's memory: grad_weight
-is a sum over chunks, and so has equal bits on every GPU. Logit rows are padded to a multiple of
-ROW_MULTIPLE numbers, so that programs and matrix library read and write whole vectors for any
-vocabulary size. (The weight needs no padding: its rows are as long as the model is wide.)
+Memory is Liger's or less, unless its chunks have fewer than MIN_TOKENS: both gradients, and a chunk
+of logits. With T tokens, V ids and width H, Liger's chunk has T·H/V tokens, rounded up to a power
+of two. grad_weight, a sum over chunks, is summed in fp32 if there is room, which takes a vocabulary
+smaller than about half the tokens; else each chunk's product, summed in fp32 inside, adds to
+numbers in the weight's dtype, as in Liger. All of this follows from sizes, not from a device's
+memory, so the sum has equal bits on every GPU.
+
+Logit rows are padded to a multiple of ROW_MULTIPLE numbers, so that programs and matrix library
+read and write whole vectors for any vocabulary size. (The weight needs no padding: its rows are as
+long as the model is wide.)
 
 Where the vocabulary is sharded, each rank has its weight rows, and three numbers per token cross
 between the two passes, a chunk at a time. grad_hidden is this rank's term; the operation that
@@ -32,14 +38,12 @@ from ..parallel.tensor import gather, reduce
 from .launch import Programs
 from .op import op
 
-SUM_BYTES = 4
-"""Bytes per number in the gradient sum, which is fp32."""
 BLOCK = 4096
 """Logits that a program processes at a time, for one token."""
-MAX_CHUNK_LOGITS = 1 << 29
-"""Largest logits chunk: 1 GiB in bf16, 4,096 tokens with 128k ids."""
-MIN_CHUNKS = 4
-"""Lower bound on a batch's chunks, so that its logits never exist whole."""
+TOKEN_MULTIPLE = 128
+"""A chunk has a multiple of so many tokens, for the matrix units."""
+MIN_TOKENS = 512
+"""Lower bound on a chunk's tokens: with fewer, products take as long as reading the weight."""
 ROW_MULTIPLE = 64
 """The distance between logit rows is a multiple of this: 128 bytes in bf16."""
 
@@ -51,10 +55,28 @@ def _programs() -> Any:
     return Programs(linear_cross_entropy)
 
 
-def chunk_size(num_tokens: int, vocabulary: int) -> int:
-    """Return the tokens per chunk: if possible a multiple of 128, for the matrix units."""
-    max_tokens = max(1, min(MAX_CHUNK_LOGITS // vocabulary, -(-num_tokens // MIN_CHUNKS)))
-    return max_tokens if max_tokens < 128 else max_tokens // 128 * 128
+def liger_chunk_logits(num_tokens: int, width: int, vocabulary: int) -> int:
+    """Return the logits in a chunk of Liger's (fused_linear_cross_entropy.py of Liger 0.8.5)."""
+    num_chunks = -(-vocabulary // width)
+    tokens: int = 1 << (-(-num_tokens // num_chunks) - 1).bit_length()
+    return min(tokens, num_tokens) * vocabulary
+
+
+def chunk_layout(
+    num_tokens: int, width: int, vocabulary: int, dtype: torch.dtype
+) -> tuple[int, torch.dtype]:
+    """Return the tokens per chunk, and the dtype in which grad_weight is summed."""
+    num_logits, stride = liger_chunk_logits(num_tokens, width, vocabulary), row_stride(vocabulary)
+    min_tokens, weight_numbers = min(MIN_TOKENS, num_tokens), vocabulary * width
+    # Sums twice as wide take a part of the logits' room; at the end, beside the rounded ones, all.
+    beside_sums = (num_logits - weight_numbers) // stride
+    sums_fit = num_logits >= 2 * weight_numbers and beside_sums >= min_tokens
+    if dtype.itemsize < torch.float32.itemsize and sums_fit:
+        max_tokens, sum_dtype = beside_sums, torch.float32
+    else:
+        max_tokens, sum_dtype = num_logits // stride, dtype
+    max_tokens = max(max_tokens, MIN_TOKENS) // TOKEN_MULTIPLE * TOKEN_MULTIPLE
+    return max(1, min(num_tokens, max_tokens)), sum_dtype
 
 
 def row_stride(vocabulary: int) -> int:
@@ -62,13 +84,15 @@ def row_stride(vocabulary: int) -> int:
     return -(-vocabulary // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
-def workspace_bytes(num_tokens: int, width: int, vocabulary: int, itemsize: int) -> int:
-    """Return a forward pass's peak bytes, with gradients: grad_hidden, grad_weight in fp32, and
-    first one chunk's logits, then the rounded grad_weight. hidden and weight have `itemsize` bytes
-    per number."""
-    logits = chunk_size(num_tokens, vocabulary) * row_stride(vocabulary) * itemsize
-    rounded = 0 if itemsize == SUM_BYTES else vocabulary * width * itemsize
-    sums = num_tokens * width * itemsize + vocabulary * width * SUM_BYTES
+def workspace_bytes(num_tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> int:
+    """Return a forward pass's peak bytes, with gradients: grad_hidden, the sum of grad_weight, and
+    first one chunk's logits, then the rounded grad_weight if its sum is wider. The backward pass
+    allocates nothing."""
+    tokens, sum_dtype = chunk_layout(num_tokens, width, vocabulary, dtype)
+    logits = tokens * row_stride(vocabulary) * dtype.itemsize
+    weight_numbers = vocabulary * width
+    rounded = 0 if sum_dtype == dtype else weight_numbers * dtype.itemsize
+    sums = num_tokens * width * dtype.itemsize + weight_numbers * sum_dtype.itemsize
     return sums + max(logits, rounded)
 
 
@@ -97,9 +121,11 @@ def linear_cross_entropy(
     token_losses = torch.empty(2, num_tokens, dtype=torch.float32, device=hidden.device)
     losses = torch.empty(num_tokens, dtype=torch.float32, device=hidden.device)
     grad_hidden = hidden.new_empty(hidden.shape if gradients else 0)
-    grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=torch.float32)
-    tokens_per_chunk = chunk_size(num_tokens, -(-vocab_size // ranks.size))  # the same on all ranks
-    logits_buffer = hidden.new_empty(tokens_per_chunk, row_stride(len(weight)))
+    tokens_per_chunk, sum_dtype = chunk_layout(
+        num_tokens, hidden.shape[1], -(-vocab_size // ranks.size), hidden.dtype
+    )  # the same on all ranks
+    grad_weight = weight.new_zeros(weight.shape if gradients else 0, dtype=sum_dtype)
+    logits = logits_buffer = hidden.new_empty(tokens_per_chunk, row_stride(len(weight)))
     for start in range(0, num_tokens, tokens_per_chunk):
         chunk = slice(start, start + tokens_per_chunk)
         chunk_hidden, chunk_targets, chunk_weights = hidden[chunk], targets[chunk], weights[chunk]
@@ -161,35 +187,27 @@ def _softmax_statistics(
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Compute total += a·b without rounding the product to the half precision of a and b."""
-    if a.dtype == total.dtype:
+    if a.dtype == total.dtype and (a.is_cuda or a.dtype == torch.float32):
         torch.addmm(total, a, b, out=total)
     elif a.is_cuda:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:  # Triton's interpreter
-        total += a @ b
+    else:  # Triton's interpreter: a CPU's product rounds before it adds
+        total.copy_(total.float() + a.float() @ b.float())
 
 
-@op("linear_cross_entropy_backward")
-def _backward(
-    grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str
-) -> tuple[Tensor, Tensor]:
-    """Scale the stored gradients. Every rank has the loss, so its gradient is summed over ranks."""
+@op("linear_cross_entropy_backward", mutates=("grad_hidden", "grad_weight"))
+def _backward(grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, axis: str) -> None:
+    """Scale the stored gradients, in place. Every rank has the loss, so its gradient is summed over
+    ranks. The product is fp32 and rounded once; torch would round the scale first."""
     scale = reduce(grad, find_axis(axis))
-
-    def scaled(x: Tensor) -> Tensor:
-        """Scale in fp32 and round once; torch would round the scale first."""
-        out = torch.empty_like(x)
+    for x in (grad_hidden, grad_weight):
         _programs().linear_cross_entropy_scale[(-(-x.numel() // BLOCK),)](
-            x, scale, out, x.numel(), BLOCK=BLOCK
+            x, scale, x, x.numel(), BLOCK=BLOCK
         )
-        return out
-
-    return scaled(grad_hidden), scaled(grad_weight)
 
 
 @_backward.register_fake
-def _(grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad_hidden), torch.empty_like(grad_weight)
+def _(grad: Tensor, grad_hidden: Tensor, grad_weight: Tensor, *_: Any) -> None: ...
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -200,7 +218,11 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _autograd_backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    return *_backward(grad, *ctx.saved_tensors, ctx.axis), *[None] * 6
+    grads = ctx.saved_tensors
+    if torch._C._autograd._get_current_graph_task_keep_graph():  # a later pass needs them unscaled
+        grads = tuple(saved.clone() for saved in grads)
+    _backward(grad, *grads, ctx.axis)
+    return *grads, *[None] * 6
 
 
 linear_cross_entropy.register_autograd(_autograd_backward, setup_context=_setup_context)

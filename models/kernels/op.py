@@ -25,21 +25,30 @@ PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, type(None), bool, int, floa
 """Types of arguments that only hold values: other tensors may be fake, sharded or traced."""
 
 
-def op(name: str, **options: Any) -> Callable[[Callable[..., Any]], Op]:
+def op(
+    name: str, *, mutates: tuple[str, ...] = (), **options: Any
+) -> Callable[[Callable[..., Any]], Op]:
     """Return a decorator that registers a function as the op `headrace::name`, with `options` of
     torch.library.custom_op.
 
-    The function must not write to its arguments. It runs on the device of the first one; by itself,
-    Triton launches on the current device. A call raises LayoutError if that device has no kernels:
-    under torch.compile, `uses_kernel` has not checked it.
+    The function writes to the arguments that `mutates` names, and to no others. It runs on the
+    device of the first one; by itself, Triton launches on the current device. A call raises
+    LayoutError if that device has no kernels: under torch.compile, `uses_kernel` has not checked
+    it.
     """
-    return lambda function: Op(name, function, options)
+    return lambda function: Op(name, function, mutates, options)
 
 
 class Op:
     """A function that is called directly where possible, and as torch's custom op elsewhere."""
 
-    def __init__(self, name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        mutates: tuple[str, ...],
+        options: dict[str, Any],
+    ) -> None:
         self.name = name
         self.function = function
         self.__doc__ = function.__doc__
@@ -47,8 +56,8 @@ class Op:
         self.custom_op = torch.library.custom_op(
             f"headrace::{name}",
             self._run,
-            mutates_args=(),
-            schema=torch.library.infer_schema(function, mutates_args=()),
+            mutates_args=mutates,
+            schema=torch.library.infer_schema(function, mutates_args=mutates),
             **options,
         )
         self.autograd_function: type[torch.autograd.Function] | None = None

@@ -25,7 +25,7 @@ MAX_GRAD_PROGRAMS = 512
 
 
 @cache
-def _programs() -> Any:
+def _programs() -> Programs:
     """Import Triton when a kernel first runs: models import with torch alone."""
     from .programs import rms_norm
 

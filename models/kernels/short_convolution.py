@@ -42,7 +42,7 @@ OPTIONAL_INPUTS = ("HISTORY", "BIAS", "SKIP", "PACKED")
 
 
 @cache
-def _programs() -> Any:
+def _programs() -> Programs:
     from .programs import short_convolution
 
     return Programs(short_convolution)

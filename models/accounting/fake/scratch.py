@@ -24,9 +24,9 @@ SUMMED_COLUMNS = 1024
 
 
 def _loss_scratch(hidden: Tensor, weight: Tensor, *_: Any) -> int:
-    """Count a logits chunk and its fp32 sums."""
-    size = hidden.element_size()
-    total = workspace_bytes(len(hidden), hidden.shape[1], len(weight), size)
+    """Count a logits chunk and sums wider than the result."""
+    num_tokens, width = hidden.shape
+    total = workspace_bytes(num_tokens, width, len(weight), hidden.dtype)
     return total - hidden.nbytes - weight.nbytes
 
 
