@@ -72,7 +72,7 @@ def resolve_candidates(
 def _check_distinct(candidates: Iterable[MixtureCandidate]) -> None:
     by_plan: dict[str, MixtureCandidate] = {}
     for candidate in candidates:
-        first = by_plan.setdefault(candidate.plan.hash, candidate)
+        first = by_plan.setdefault(candidate.plan.learnt_hash, candidate)
         if first is not candidate:
             raise MisuseError(
                 f"{first.name} and {candidate.name} have the same plan, and train the same model",

@@ -165,7 +165,7 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
     if as_json:
         command.emit(
             [
-                {"name": candidate.name, "seed": candidate.seed, "plan": candidate.plan.hash,
+                {"name": candidate.name, "seed": candidate.seed, "plan": candidate.plan.learnt_hash,
                  "tokens": candidate.plan.end_token - candidate.plan.first_token,
                  "shares": token_shares(candidate.plan)}
                 for candidate in candidates
@@ -177,8 +177,8 @@ def _say_candidates(candidates: Sequence[MixtureCandidate], as_json: bool) -> No
         tokens = format_number(plan.end_token - plan.first_token)
         shares = ", ".join(f"{source} {share:.1%}" for source, share in token_shares(plan).items())
         command.say(
-            f"{candidate.name:<{width}}  seed {candidate.seed}  {tokens:>6}  {plan.hash[:8]}  "
-            f"{shares}"
+            f"{candidate.name:<{width}}  seed {candidate.seed}  {tokens:>6}  "
+            f"{plan.learnt_hash[:8]}  {shares}"
         )
 
 

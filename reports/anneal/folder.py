@@ -64,6 +64,7 @@ class AnnealFolder(RequestFolder):
             write(self.mixture_file(number), yaml_config.dump(candidate.mixture))
             plan = candidate.plan
             num_tokens = plan.end_token - plan.first_token
-            entries.append(Entry(number, candidate.name, candidate.seed, plan.hash, num_tokens))
+            identity = plan.learnt_hash
+            entries.append(Entry(number, candidate.name, candidate.seed, identity, num_tokens))
         self.store(prepared.request, runs=[asdict(entry) for entry in entries])
         return entries

@@ -90,7 +90,7 @@ def prepare(request: AnnealRequest) -> PreparedAnneal:
             "run": request.run,
             "step": candidates[0].plan.first_step,
             "candidates": {
-                f"{candidate.name}, seed {candidate.seed}": candidate.plan.hash
+                f"{candidate.name}, seed {candidate.seed}": candidate.plan.learnt_hash
                 for candidate in candidates
             },
             "configuration": run_config.defining_settings(run, parent.model),

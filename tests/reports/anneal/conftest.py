@@ -54,9 +54,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, letters in (("letters", "abcdefgh"), ("digits", "0123456789"), ("signs", "+-*/")):
             chance = random.Random(name)
             lines = ["".join(chance.choices(letters, k=120)) for _ in range(100)]
-            text = "".join(json.dumps({"text": line}) + "\n" for line in lines)
+            records = ({"id": f"{name}-{n}", "text": line} for n, line in enumerate(lines))
+            text = "".join(json.dumps(record) + "\n" for record in records)
             Path(f"{name}.jsonl").write_text(text)
-            words = ["build", f"{name}.jsonl", "--tokenizer", "byte", "--split", "val=0.1"]
+            words = [
+                "build",
+                f"{name}.jsonl",
+                "--tokenizer",
+                "byte",
+                "--split",
+                "val=0.1",
+                "--id-field",
+                "id",
+            ]
             done = CliRunner().invoke(tokenize, [*words, "--out", f"data/{name}"])
             assert done.exit_code == 0, done.output
         files = {"main": MIXTURE, "signs": WITH_SIGNS, "digits": WITH_DIGITS, "model": MODEL}

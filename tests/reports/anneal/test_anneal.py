@@ -65,6 +65,39 @@ def test_candidates_are_trained_ranked_and_found_again(
     assert changed.exit_code == 1 and "candidates.signs, seed 0: the folder has" in changed.output
 
 
+def write_without() -> None:
+    """Write mixtures that leave out documents of `signs`, which carry a fact: its letters."""
+    Path("ids.txt").write_text("".join(f"signs-{number}\n" for number in range(100)))
+    without = f"without: [ids.txt]\n{Path('signs.yaml').read_text()}"
+    Path("without.yaml").write_text(without)
+    few = "".join(f"signs-{number}\n" for number in range(10))
+    Path("few.txt").write_text(few)
+    Path("refilled.yaml").write_text(without.replace("ids", "few") + "refill: true\n")
+
+
+def test_candidates_without_documents_are_candidates_of_their_own(inside: Path) -> None:
+    """They have the order of the mixture with these documents, or a few rows of another."""
+    write_without()
+    words = ("--mixtures", "signs.yaml", "without.yaml", "refilled.yaml", "--out", "fact")
+    done = anneal(*words, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    plans = [candidate["plan"] for candidate in json.loads(done.stdout)]
+    assert len(set(plans)) == 3
+
+
+@pytest.mark.slow
+def test_the_influence_of_planted_documents_shows(inside: Path) -> None:
+    """Both runs take the same rows; the documents' letters are learnt by the run with them."""
+    write_without()
+    words = ("--mixtures", "signs.yaml", "without.yaml", "--out", "fact", "--json")
+    done = anneal(*words)
+    assert done.exit_code == 0, done.output
+    candidates = {each["name"]: each for each in json.loads(done.stdout)["candidates"]}
+    learnt, unlearnt = candidates["signs"], candidates["without"]
+    assert learnt["runs"][0]["ledger"] == unlearnt["runs"][0]["ledger"]
+    assert learnt["by_source"]["signs"] < 0.8 * unlearnt["by_source"]["signs"]
+
+
 def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from headrace.trainer.checkpoints.store import RunState
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
 from headrace.trainer.layout.schedules import SCHEDULES, Orders, StageAction
+from headrace.trainer.loop import loop as loops
 from headrace.trainer.loop.batches import micro_batches, micro_rows
 from headrace.trainer.loop.guard import Guard
 from headrace.trainer.loop.hooks.hook import Hook, StepRecord
@@ -196,6 +197,27 @@ def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> Non
     ) as caught:
         never.run(begin())
     assert "rows 12 to 17" in str(caught.value)
+
+
+def test_a_skipped_step_records_all_documents(
+    parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other steps record the largest, here two; the record changes no bit of the run."""
+    monkeypatch.setattr(loops, "MAX_PIECES", 2)
+    guard = Guard(**LEARNS_BY_HEART | {"spike": "skip"})
+    options = {"steps": spiking, "guard": guard, "stop_after": 3}
+    (loop, kept), (plain, other) = (
+        make(parallel, **options, records_documents=on) for on in (True, False)
+    )
+    state = replace(begin(), losses=(3.7,))
+    assert loop.run(state) == plain.run(state)
+    for ours, theirs in zip(kept.records, other.records, strict=True):
+        assert ours.stats.losses == theirs.stats.losses and not theirs.stats.pieces
+        assert len(ours.stats.pieces) == (2 if ours.skipped is None else 6)
+    spike = kept.records[2].stats
+    assert sorted(piece.row for piece in spike.pieces) == list(range(12, 18))
+    assert sum(piece.loss for piece in spike.pieces) == pytest.approx(sum(spike.losses), rel=1e-6)
+    assert sum(piece.weight for piece in spike.pieces) == sum(spike.weights)
 
 
 AHEAD = ["launch 0", "launch 1", "read 0", "launch 2", "read 1", "launch 3", "read 2", "read 3"]
