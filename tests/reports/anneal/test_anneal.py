@@ -95,7 +95,7 @@ def test_the_influence_of_planted_documents_shows(inside: Path) -> None:
     candidates = {each["name"]: each for each in json.loads(done.stdout)["candidates"]}
     learnt, unlearnt = candidates["signs"], candidates["without"]
     assert learnt["runs"][0]["ledger"] == unlearnt["runs"][0]["ledger"]
-    assert learnt["by_source"]["signs"] < 0.8 * unlearnt["by_source"]["signs"]
+    assert learnt["by_source"]["signs"] < 0.9 * unlearnt["by_source"]["signs"]
 
 
 def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
