@@ -52,7 +52,7 @@ TRAINER = {
     ),
     "documents": (
         "..reports.documents.command:documents",
-        "Rank the documents of a run by loss, beside their source's mean in the same step.",
+        "Rank the documents of a run by loss, beside that of their source at that time.",
     ),
     "list": (
         "..reports.report.commands:list_command",

@@ -78,7 +78,12 @@ def parse_request(documents: Sequence[str], texts: Sequence[str]) -> DocumentReq
 
 
 def _is_file(word: str) -> bool:
-    return storage.local_path(word).is_file() if storage.is_local(word) else True
+    if not storage.is_local(word):
+        return True
+    try:
+        return storage.local_path(word).is_file()
+    except OSError:  # many ids are longer than a file's name may be
+        return False
 
 
 def _read_text(url: str) -> tuple[str, str]:

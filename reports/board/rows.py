@@ -6,6 +6,8 @@ import threading
 from typing import Any
 
 from ...console.errors import UserError
+from ...dataplane.runlog import document_losses
+from ...dataplane.storage import storage
 from ...mixtures.audit.audit_rows import AuditedRow
 from ...mixtures.audit.auditor import Auditor
 from ...mixtures.audit.recorded_losses import find_recorded, list_shares
@@ -16,6 +18,8 @@ PAGE_ROWS = 8
 """Rows on a page."""
 MAX_SHARES = 50
 """Maximum number of documents listed with their losses."""
+MAX_REMOTE_BYTES = 64 << 20
+"""Maximum size of a remote record of losses: a store is read whole, at each click."""
 MAX_CHARACTERS = 20_000
 """Maximum number of characters shown from a document's piece."""
 
@@ -59,20 +63,8 @@ class StepRows:
             "first": first,
             "page": PAGE_ROWS,
             "rows": page_rows,
-            "documents": self._shares(run, rows, step),
+            **_shares(run, rows, step),
         }
-
-    def _shares(self, run: BoardRun, rows: list[AuditedRow], step: int) -> list[dict[str, Any]]:
-        """List the documents with recorded losses, the largest share of the step's loss first.
-        `page` is the number of the first row on the page with the document."""
-        recorded = find_recorded(run.url, step)
-        if recorded is None:
-            return []
-        numbers = {row.row: number for number, row in enumerate(rows)}
-        return [
-            {**share.json_data(), "page": numbers[share.rows[0]] // PAGE_ROWS * PAGE_ROWS}
-            for share in list_shares(rows, recorded)[:MAX_SHARES]
-        ]
 
     def _auditor(self, run: BoardRun) -> Auditor:
         assert run.plan is not None
@@ -92,6 +84,29 @@ class StepRows:
             auditor.opened.__dict__.pop("ledger", None)  # a cached property
             self._audited = (key, *auditor.step(step))
         return self._audited[1], self._audited[2]
+
+
+def _shares(run: BoardRun, rows: list[AuditedRow], step: int) -> dict[str, Any]:
+    """List the documents with recorded losses, the largest share of the step's loss first, or name
+    the problem. `page` is the number of the first row on the page with the document."""
+    file = storage.join(run.url, document_losses.NAME)
+    try:
+        is_remote = not storage.is_local(file) and storage.exists(file)
+        if is_remote and storage.size(file) > MAX_REMOTE_BYTES:
+            problem = f"{file} is too large to be read for a step"
+            return {"documents": [], "documents_problem": problem}
+        recorded = find_recorded(run.url, step)
+    except UserError as error:
+        return {"documents": [], "documents_problem": error.message}
+    numbers = {row.row: number for number, row in enumerate(rows)}
+    shares = [] if recorded is None else list_shares(rows, recorded)[:MAX_SHARES]
+    return {
+        "documents": [
+            {**share.json_data(), "page": numbers[share.rows[0]] // PAGE_ROWS * PAGE_ROWS}
+            for share in shares
+        ],
+        "documents_problem": None,
+    }
 
 
 def _row(auditor: Auditor, row: AuditedRow) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from ...console import command
 @click.option("--by", metavar="source|FIELD", help="Group the worst documents.")
 @command.json_option
 def documents(run: str, worst: int, by: str | None, as_json: bool) -> None:
-    """Rank the documents of a run by loss, beside their source's mean in the same step.
+    """Rank the documents of a run by loss, beside that of their source at that time.
 
     Each step records its documents with the largest share of the loss, a skipped step all of them.
-    A document stands at its worst piece: loss above the source's mean, times the root of its
-    tokens. --by groups the worst documents by source or by a kept field.
+    A document stands at its worst piece: loss above the source's (the median of its means in nine
+    steps), times the root of its tokens. --by groups the worst documents by source or by a kept
+    field.
 
     \b
     Examples:

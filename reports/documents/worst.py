@@ -1,7 +1,9 @@
-"""Rank the documents of a run by loss, beside the mean of their source in the same step.
+"""Rank the documents of a run by loss, beside that of their source at that time.
 
-    documents.jsonl ─ pieces ─► loss − source's mean, × √tokens ─► the worst pieces ─► documents
+    documents.jsonl ─ pieces ─► loss − source's loss, × √tokens ─► the worst pieces ─► documents
 
+The source's loss is the median of its means in the steps around, because a document may be most of
+its source in a step.
 A mean over n tokens scatters by 1/√n, so a short piece must lie further away than a long one. The
 lines stream; only the worst pieces are kept, and their documents are looked up in the plan.
 """
@@ -10,9 +12,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count, islice
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -33,6 +39,8 @@ MIN_KEPT, KEPT_PER_DOCUMENT = 1000, 20
 """Pieces kept: at least so many, and so many for each document that is asked for."""
 BLOCK_STEPS = 512
 """Steps whose rows are located together."""
+AROUND = 4
+"""Steps before and after a step in which its sources' losses are compared."""
 SOURCE = "source"
 
 
@@ -44,11 +52,11 @@ class RankedPiece:
     source: str
     piece: PieceLoss
     source_loss: float
-    """Mean of the source in the step."""
+    """Loss of the source around the step."""
 
     @property
     def excess(self) -> float:
-        """Loss above the source's mean; infinite if it is not finite."""
+        """Loss above the source's; infinite if it is not finite."""
         excess = self.piece.loss / self.piece.weight - self.source_loss
         return excess if math.isfinite(excess) else math.inf
 
@@ -166,21 +174,38 @@ def _pieces(run: str, file: str, auditor: Auditor) -> Iterator[RankedPiece]:
         rows = np.unique([piece.row for step in block for piece in step.pieces])
         numbers, _ = assignment.locate(rows.astype(np.int64) - first_row)
         sources = dict(zip(rows.tolist(), numbers.tolist(), strict=True))
-        means = _source_means(run, block[0].step, block[-1].step)
+        means = SourceMeans.read(run, block[0].step, block[-1].step)
         for step in block:
             for piece in step.pieces:
                 source = names[sources[piece.row]]
-                mean = means.get(step.step, {}).get(source)
-                yield RankedPiece(step.step, source, piece, math.nan if mean is None else mean)
+                yield RankedPiece(step.step, source, piece, means.around(source, step.step))
 
 
-def _source_means(run: str, first: int, last: int) -> dict[int, Mapping[str, float | None]]:
-    """Return the losses by source of the steps [first, last], by step."""
-    means: dict[int, Mapping[str, float | None]] = {}
-    with StepLines(storage.join(run, METRICS)) as lines:
-        for line in lines.between(first, last + 1):
-            means[line["step"]] = {name: source["loss"] for name, source in line["sources"].items()}
-    return means
+class SourceMeans:
+    """The losses of sources in consecutive steps."""
+
+    def __init__(self) -> None:
+        self.steps: defaultdict[str, list[int]] = defaultdict(list)
+        self.means: defaultdict[str, list[float]] = defaultdict(list)
+
+    @classmethod
+    def read(cls, run: str, first: int, last: int) -> SourceMeans:
+        """Read the steps [first, last], and those around."""
+        means = cls()
+        with StepLines(storage.join(run, METRICS)) as lines:
+            for line in lines.between(first - AROUND, last + AROUND + 1):
+                for name, source in line["sources"].items():
+                    if source["loss"] is not None:
+                        means.steps[name].append(line["step"])
+                        means.means[name].append(source["loss"])
+        return means
+
+    @cache  # noqa: B019, an object lives for a block of steps
+    def around(self, source: str, step: int) -> float:
+        """Return a source's median around a step; NaN if it has no loss there."""
+        steps = self.steps[source]
+        first, end = bisect_left(steps, step - AROUND), bisect_right(steps, step + AROUND)
+        return median(self.means[source][first:end]) if first < end else math.nan
 
 
 def _keep_worst(pieces: Iterable[RankedPiece], num_kept: int) -> Sequence[RankedPiece]:

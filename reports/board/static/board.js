@@ -271,7 +271,8 @@ function measured({ metrics, before }) {
       metrics.slowest_rank === undefined ? "" : ` · slowest rank ${metrics.slowest_rank}: the others wait for it in ${percent(metrics.slowest_lag)} of the step${metrics.slowest_steps > 1 ? `, for ${whole(metrics.slowest_steps)} steps in a row` : ""}`,
       metrics.skipped ? el("b", {}, ` · skipped: ${metrics.why}`) : ""));
 }
-function shares({ documents, metrics }, id, step) {
+function shares({ documents, documents_problem, metrics }, id, step) {
+  if (documents_problem) return el("p", { class: "proof bad" }, documents_problem);
   if (!documents?.length) return null;
   const place = share => el("button", { class: "more", onclick: () => openStep(id, step, share.page) }, share.id || `document ${whole(share.document)}`);
   const number = value => value === null ? "not finite" : value.toFixed(4);

@@ -323,6 +323,8 @@ def test_lists_of_ids(tmp_path: Path) -> None:
     request = parse_request(words, ())
     assert request.ids == {"id-1", "id-2", "id-3", "4", "id-5", "id-6", "7"}
     assert request.numbers == (8,)
+    many = [f"id-{number}" for number in range(1000)]  # longer than a file's name may be
+    assert parse_request((",".join(many),), ()).ids == set(many)
     text.write_text("\n")
     lines.write_text('{"document": "id-3"}\n')
     parquet.write_bytes(b"PAR1")

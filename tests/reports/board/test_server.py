@@ -19,6 +19,8 @@ from support.pages.board_runs import BATCH, LENGTH, SIGNALS_EVERY, STEPS, signal
 from headrace.console.errors import StorageError
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.runlog import writer
+from headrace.dataplane.runlog.document_losses import PieceLoss, encode_step
+from headrace.dataplane.runlog.writer import encode_line
 from headrace.dataplane.storage import storage
 from headrace.reports.board import serve
 from headrace.trainer.cli import main
@@ -202,6 +204,30 @@ def test_a_step_shows_documents_with_text_and_the_proof(
     planned = client.json(f"api/step/{id}/15")
     assert not planned["proved"] and not planned["taken"] and planned["metrics"] is None
     assert "steps 0 to 19, not 99" in client.json(f"api/step/{id}/99")["error"]
+
+
+def test_a_step_lists_the_documents_with_the_largest_losses(open_board: Any, runs: Path) -> None:
+    """A document's pieces are added; `page` leads to its first row. Damage is named."""
+    client, file = open_board(runs), runs / "other/documents.jsonl"
+    url = f"api/step/{client.ids()['other']}/7"
+    plain = client.json(url)
+    assert (plain["documents"], plain["documents_problem"]) == ([], None)
+    row = plain["rows"][-1]
+    pieces = [PieceLoss(row["row"], piece["at"], 2.0, 4.0) for piece in row["documents"]]
+    first = plain["rows"][0]
+    pieces.append(PieceLoss(first["row"], first["documents"][0]["at"], 9.0, 3.0))
+    file.write_bytes(encode_line(encode_step(7, 18.0, pieces)))
+    try:
+        largest, *others = client.json(url)["documents"]
+        assert (largest["rows"], largest["share"], largest["loss"]) == ([first["row"]], 0.5, 3.0)
+        assert largest["document"] == first["documents"][0]["document"]
+        assert {share["source"] for share in others} == {row["source"]} and others
+        assert sum(share["share"] for share in others) == pytest.approx((len(pieces) - 1) / 9)
+        file.write_bytes(file.read_bytes().replace(b"18.0", b"19.0"))
+        damaged = client.json(url)
+        assert "has an invalid line" in damaged["documents_problem"] and damaged["rows"]
+    finally:
+        file.unlink()
 
 
 def test_changed_rows_are_no_proof(open_board: Any, runs: Path) -> None:
