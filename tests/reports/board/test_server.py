@@ -212,17 +212,23 @@ def test_a_step_lists_the_documents_with_the_largest_losses(open_board: Any, run
     url = f"api/step/{client.ids()['other']}/7"
     plain = client.json(url)
     assert (plain["documents"], plain["documents_problem"]) == ([], None)
-    row = plain["rows"][-1]
-    pieces = [PieceLoss(row["row"], piece["at"], 2.0, 4.0) for piece in row["documents"]]
     first = plain["rows"][0]
+    largest = first["documents"][0]["document"]
+    others = [
+        (row["row"], piece["at"])
+        for row in plain["rows"]
+        for piece in row["documents"]
+        if (row["source"], piece["document"]) != (first["source"], largest)
+    ]
+    pieces = [PieceLoss(*place, 2.0, 4.0) for place in others]
     pieces.append(PieceLoss(first["row"], first["documents"][0]["at"], 9.0, 3.0))
     file.write_bytes(encode_line(encode_step(7, 18.0, pieces)))
     try:
-        largest, *others = client.json(url)["documents"]
-        assert (largest["rows"], largest["share"], largest["loss"]) == ([first["row"]], 0.5, 3.0)
-        assert largest["document"] == first["documents"][0]["document"]
-        assert {share["source"] for share in others} == {row["source"]} and others
-        assert sum(share["share"] for share in others) == pytest.approx((len(pieces) - 1) / 9)
+        share, *shares = client.json(url)["documents"]
+        assert (share["rows"], share["share"], share["loss"]) == ([first["row"]], 0.5, 3.0)
+        assert share["document"] == largest and share["page"] == 0
+        assert {row for share in shares for row in share["rows"]} == {row for row, _ in others}
+        assert sum(share["share"] for share in shares) == pytest.approx(len(others) / 9)
         file.write_bytes(file.read_bytes().replace(b"18.0", b"19.0"))
         damaged = client.json(url)
         assert "has an invalid line" in damaged["documents_problem"] and damaged["rows"]
