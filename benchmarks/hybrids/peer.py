@@ -12,6 +12,7 @@ files the next `headrace compare-hybrids` reads.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -108,6 +109,13 @@ def build_optimizer(model: nn.Module, config: AdamWConfig) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps)
 
 
+def drop_lines(file: Path, step: int) -> None:
+    """Remove the lines of steps after the saved state, which a killed loop left."""
+    if file.exists():
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if json.loads(line)["step"] < step))
+
+
 def train(folder: Path, num_steps: int) -> None:
     run = run_config.load(folder / "settings.yaml")
     assert isinstance(run.optimizer, AdamWConfig) and run.evaluate is not None
@@ -127,6 +135,8 @@ def train(folder: Path, num_steps: int) -> None:
         optimizer.load_state_dict(state["optimizer"])
         step, digest = state["step"], state["ledger"]
     names = ("metrics", "evaluations", "ledger")
+    for name in names:
+        drop_lines(out / f"{name}.jsonl", step)
     metrics, evaluations, rows = (LineWriter(out / f"{name}.jsonl") for name in names)
     model.train()
     for number, batches in zip(

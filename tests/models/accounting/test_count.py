@@ -38,10 +38,13 @@ PUBLISHED = {
     "mamba-hybrid-9.8b": 9_780_235_392,
     "gpt2-small": 124_439_808,
     "gpt2-xl": 1_557_611_200,
+    "olmo-hybrid-7b": 7_430_870_688,  # transformers' class with its defaults
+    "nemotron-3-nano-30b": 31_577_940_288,  # the same, with its buffers of the balancing bias
 }
 NOT_COUNTED = {
     "stripedhyena-7b", "blackmamba-1.5b", "hybrid-50m", "hybrid-1b", "transformer-1b",
-    "gdn-hybrid-1b", "tiny-deepseek", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe",
+    "gdn-hybrid-1b", "transformer-1m", "mamba2-hybrid-1m", "gdn-hybrid-1m", "hyena-hybrid-1m",
+    "kda-mla-1m", "tiny-deepseek", "tiny-delta", "tiny-hybrid", "tiny-mamba", "tiny-moe",
     "tiny-transformer", "tiny-zamba",
 }  # fmt: skip
 

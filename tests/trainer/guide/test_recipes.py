@@ -20,6 +20,7 @@ from headrace.models.accounting.state import device_bytes
 from headrace.planner.hardware import Hardware
 from headrace.trainer.accounting.describe import describe, lines
 from headrace.trainer.accounting.memory import timelines
+from headrace.trainer.cli import main as trainer
 from headrace.trainer.guide import recipes as shipped
 from headrace.trainer.run import config as run_config
 
@@ -55,7 +56,32 @@ def test_a_recipe_dry_runs_on_its_processes(name: str) -> None:
     """Without activations, whose trace takes minutes for the largest."""
     shown = "\n".join(lines(describe(shipped.resolve_job(RECIPES[name]), activations=False)))
     assert re.search(rf"^layout .*, {RECIPES[name].gpus} × cuda = ", shown, re.MULTILINE)
-    assert re.search(r"^memory +\S+B on each rank", shown, re.MULTILINE)
+    assert re.search(r"^memory +\S+ \w?B on each rank", shown, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gdn-hybrid-1b", "olmo-hybrid-7b"])
+def test_a_recipe_is_planned(name: str) -> None:
+    plan(name)
+
+
+@pytest.mark.long
+def test_a_recipe_of_many_ranks_is_planned() -> None:
+    plan("nemotron-3-nano-30b")
+
+
+def plan(name: str) -> None:
+    """Check that `trainer plan` finds a layout of the recipe's GPUs that fits them, and that the
+    recipe's own layout needs no more memory than a GPU has."""
+    recipe = RECIPES[name]
+    seq_len, batch = shipped.longest_rows(recipe)
+    words = ["plan", "--model", recipe.model, "--hardware", "h100", "--gpus", str(recipe.gpus)]
+    words += ["--seq-len", str(seq_len), "--batch-tokens", str(batch), "--roofline"]
+    done = CliRunner().invoke(trainer, [*words, "--run", str(recipe.run_file), "--json"])
+    assert done.exit_code == 0, done.output
+    best = json.loads(done.stdout)["plan"]["predicted"]
+    assert best["memory"] < 0.9 * Hardware.load("h100").usable_memory
+    fits(name)
 
 
 @pytest.mark.parametrize("name", RECIPES)
