@@ -58,7 +58,7 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
             f"{unit}/s on each device"
         )
     lines.append(
-        f"time         {format_seconds(predicted.seconds)}"
+        f"time         {format_seconds(predicted.seconds)}{_describe_error(predicted.error)}"
         f"{_describe_gap(predicted.seconds, predicted.bound)}: "
         f"{_format_shares(predicted.by, predicted.seconds)}"
     )
@@ -73,6 +73,8 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
             f"estimated    {', '.join(predicted.estimated)}: no measured rate; priced by bytes and "
             "operations, which is optimistic"
         )
+    if predicted.outside:
+        lines.append(f"extrapolated {'; '.join(predicted.outside)}: the nearest rate answers")
     return lines
 
 
@@ -126,6 +128,8 @@ def dump_priced(priced: PricedRun) -> dict[str, Any]:
         "memory_by": memory,
         "fits": priced.excess <= 0,
         "estimated": list(priced.plan.predicted.estimated),
+        "outside": list(priced.plan.predicted.outside),
+        "error": priced.plan.predicted.error,
         "best_layout": None if best is None else best.grid.settings(),
         "best_seconds": None if best is None else best.solution.price,
     }
@@ -164,6 +168,10 @@ def dump_explained(
 def _describe_gap(price: float, bound: float) -> str:
     gap = 1 - bound / price
     return "" if gap < PROVED else f" (at most {gap:.1%} above the best division)"
+
+
+def _describe_error(error: float | None) -> str:
+    return "" if error is None else f" ± {error:.0%}"
 
 
 def _format_shares(seconds_by_part: Mapping[str, float], price: float) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import resources
@@ -25,6 +26,7 @@ from ...console.explain import hint
 from ...dataplane.storage.atomic import replacing
 from . import links
 from .file import (
+    Attained,
     AttentionRate,
     CollectiveRate,
     HardwareFile,
@@ -33,7 +35,7 @@ from .file import (
     MatmulRate,
     MemoryRate,
 )
-from .interpolation import Point, RateTable
+from .interpolation import Point, RateTable, find_ranges
 
 ROW_TYPES: dict[str, type[HardwareRow]] = {
     "matmul": MatmulRate,
@@ -43,6 +45,8 @@ ROW_TYPES: dict[str, type[HardwareRow]] = {
 """Row type by kind of rate; any other kind names a kernel."""
 MEASURE = "measure it: trainer profile --out HARDWARE.yaml, on a machine of the cluster"
 MEASURE_LINKS = "measure it: torchrun … -m headrace.trainer.cli profile --links --out HARDWARE.yaml"
+FAR = 2.0
+"""Factor beyond the measured sizes from which an answer counts as extrapolated."""
 DEFAULTS = {"groups": 1, "size": 0, "nodes": 1}
 """Values of the fields that a question may leave out."""
 
@@ -106,9 +110,7 @@ class Hardware:
         `point` has the labels and coordinates of the row type in `file.py`, such as m, k, n and
         precision. Labels must match; coordinates are interpolated (`interpolation.py`).
         """
-        row_type = ROW_TYPES.get(kind, KernelRate)
-        fields = {**DEFAULTS, "kernel": kind, **point}
-        labels = {name: fields[name] for name in row_type.LABELS}
+        row_type, labels, fields = self._question(kind, point)
         table = self._tables.get((row_type, *labels.values()))
         if table is None:
             details = ", ".join(
@@ -116,6 +118,30 @@ class Hardware:
             )
             raise MissingRateError(self.where, kind, details)
         return table.interpolate(tuple(fields[name] for name in row_type.COORDINATES))
+
+    def find_outside(self, kind: str, **point: Any) -> str | None:
+        """Name the coordinate that lies furthest outside the measured ones, by more than a factor
+        of two: the nearest rate answers. None if none does."""
+        row_type, labels, fields = self._question(kind, point)
+        ranges = self._ranges.get((row_type, *labels.values()), [])
+        factors = {}
+        for name, (low, high) in zip(row_type.COORDINATES, ranges, strict=False):
+            value = fields[name]
+            if value:
+                factors[max(low / value, value / high if high else 1.0)] = (
+                    f"{name} {value:,}, measured at {low:,}"
+                    + (f" to {high:,}" if high != low else "")
+                )
+        furthest = max(factors, default=1.0)
+        return factors[furthest] if furthest > FAR else None
+
+    def _question(
+        self, kind: str, point: dict[str, Any]
+    ) -> tuple[type[HardwareRow], dict[str, Any], dict[str, Any]]:
+        """Return the row type that answers, its labels, and all fields."""
+        row_type = ROW_TYPES.get(kind, KernelRate)
+        fields = {**DEFAULTS, "kernel": kind, **point}
+        return row_type, {name: fields[name] for name in row_type.LABELS}, fields
 
     def seconds(
         self, collective: str, size: float, ranks: int, per_node: int | None = None
@@ -171,7 +197,10 @@ class Hardware:
         network = published.get("network", node)
         assert node is not None and network is not None
         group = (collective, ranks, per_node)
-        bandwidth = links.bus_bandwidth(*group, node.bandwidth, network.bandwidth)
+        attained = self.file.attained or Attained(source="")
+        within_node = node.bandwidth * attained.node
+        between_nodes = network.bandwidth * attained.doubling ** math.log2(ranks // per_node)
+        bandwidth = links.bus_bandwidth(*group, within_node, between_nodes)
         latency = links.latency(*group, node.latency, network.latency)
         return latency + links.bus_factor(collective, ranks) * size / bandwidth
 
@@ -190,6 +219,15 @@ class Hardware:
 
     @cached_property
     def _tables(self) -> dict[tuple[Any, ...], RateTable]:
+        return {key: RateTable(rates) for key, rates in self._rates.items()}
+
+    @cached_property
+    def _ranges(self) -> dict[tuple[Any, ...], list[tuple[float, float]]]:
+        """Smallest and largest coordinates, by table."""
+        return {key: find_ranges([point for point, _ in r]) for key, r in self._rates.items()}
+
+    @cached_property
+    def _rates(self) -> dict[tuple[Any, ...], list[tuple[Point, float]]]:
         """Rates by row type and labels; of collectives also by link."""
         rates: dict[tuple[Any, ...], list[tuple[Point, float]]] = {}
         file = self.file
@@ -206,7 +244,7 @@ class Hardware:
                 labels.append(row.link)
             point = tuple(getattr(row, name) for name in row.COORDINATES)
             rates.setdefault((type(row), *labels), []).append((point, row.rate))
-        return {key: RateTable(table_rates) for key, table_rates in rates.items()}
+        return rates
 
     @cached_property
     def _min_sizes(self) -> dict[tuple[str, str], int]:

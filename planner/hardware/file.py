@@ -19,6 +19,8 @@ from .links import COLLECTIVES
 
 DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 LINKS = ("node", "network")
+KINDS = ("dense", "fp8", "context", "experts", "hybrids")
+"""Kinds of runs with an error of their own."""
 """A device's links: within its node, and to other nodes."""
 
 
@@ -26,8 +28,9 @@ LINKS = ("node", "network")
 class Source:
     """Where figures come from."""
 
-    kind: Literal["measured", "published", "computed"]
-    """`computed` figures follow from published ones by a formula that `text` names."""
+    kind: Literal["measured", "published", "computed", "fitted"]
+    """`computed` figures follow from published ones by a formula that `text` names, `fitted` ones
+    from runs of whole programs."""
     date: str
     """Date when it was measured or published: 2026-11-22 or 2026-11."""
     text: str
@@ -262,6 +265,38 @@ class Overhead(HardwareRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attained(HardwareRow):
+    """What whole programs attain of the file's rates, which are those of the best shapes alone."""
+
+    product: float = 1.0
+    """Rate of matrix products, relative to the file's."""
+    fp8: float = 1.0
+    """The same for products in FP8."""
+    node: float = 1.0
+    """Bandwidth within a node, relative to the link's: NVLink SHARP moves more."""
+    doubling: float = 1.0
+    """Bandwidth between nodes, relative to the same message among half as many nodes; to the link's
+    figure, for two nodes."""
+    exposed: float = 1.0
+    """Part of asynchronous messages that computation does not hide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band(HardwareRow):
+    """How far predictions of a kind of runs were off, each without the run itself."""
+
+    LABELS = ("runs",)
+
+    runs: Annotated[str, NameIn(KINDS)]
+    """Kind of the runs: `dense` in bf16, `fp8`, `context` (ranks share rows), `experts`,
+    `hybrids`."""
+    error: float
+    """Mean relative error of seconds."""
+    count: int
+    """Number of runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experts(HardwareRow):
     """How unevenly tokens choose experts: a figure of runs, not of devices."""
 
@@ -310,6 +345,8 @@ class HardwareFile:
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
     overhead: Overhead | None = None
     experts: Experts | None = added_field(None)  # noqa: RUF009, it is immutable
+    attained: Attained | None = added_field(None)  # noqa: RUF009, it is immutable
+    bands: tuple[Band, ...] = added_field(())
 
     def __post_init__(self) -> None:
         problems = [

@@ -48,3 +48,8 @@ class RateTable:
     def _interpolate_group(self, position: int, point: Point) -> float:
         group = self.groups[position]
         return group.interpolate(point) if isinstance(group, RateTable) else group
+
+
+def find_ranges(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Return the smallest and the largest value of every coordinate."""
+    return [(min(values), max(values)) for values in zip(*points, strict=True)]

@@ -1,4 +1,4 @@
-"""Products of experts, as the ranks of an expert axis share them."""
+"""Products and messages of experts, as the ranks of an expert axis share them."""
 
 from __future__ import annotations
 
@@ -30,3 +30,25 @@ def price_share(machine: Machine, work: Work, direction: Direction, split: Split
     local_tokens = round(groups * tokens * split.rows / split.ranks / local_groups)
     local = replace(work, shape=(local_groups, max(1, local_tokens), k, n))
     return machine.imbalance * machine.seconds([local], direction, Split())
+
+
+def price_exchange(machine: Machine, size: float, top_k: int, ep: int) -> float:
+    """Return the seconds in which rows travel to their experts and back: `size` bytes of a rank,
+    `top_k` rows for each token.
+
+    The busiest rank ends last. Its rows, sorted by expert, are copied on both ways.
+    """
+    size *= machine.imbalance
+    seconds = machine.exposed(asynchronous=machine.program.async_experts)
+    seconds *= 2 * _send_rows(machine, size, top_k, ep)
+    return seconds + 2 * machine.traffic(2 * size)
+
+
+def _send_rows(machine: Machine, size: float, top_k: int, ep: int) -> float:
+    nodes = -(-ep // machine.per_node)
+    if not machine.program.experts_by_node or nodes == 1:
+        return machine.collective("all-to-all", size, ep, 1)
+    # A token's experts lie on this many of the nodes, which each get the row once.
+    reached = nodes * (1 - (1 - 1 / nodes) ** top_k)
+    between = machine.collective("all-to-all", size * reached / top_k, nodes, machine.per_node)
+    return between + machine.collective("all-to-all", size, machine.per_node, 1)

@@ -154,9 +154,7 @@ class Costs:
             )
             seconds += sum(seconds for kind, seconds in compute.forward if kind not in saved)
             launches = recompute_launches(rule, layer.calls, compute.num_launches)
-            seconds_by_rule[rule] = (
-                0.0 if rule == "none" else seconds + self.machine.launches(launches)
-            )
+            seconds_by_rule[rule] = 0.0 if rule == "none" else seconds + self.machine.host(launches)
         return seconds_by_rule
 
     def price_messages(

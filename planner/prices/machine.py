@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from copy import copy
 from functools import cached_property
 
 from ...console.errors import PlanError
 from ...models.config.options.precision import PRECISIONS, Fp8Config
 from ..grid.split import Direction, Split
 from ..hardware import Hardware
-from ..hardware.file import Overhead
+from ..hardware.file import Attained, Overhead
 from ..traces.work import EXPERTS, Work
+from .program import Program
 
 MEMORY_BOUND = (
     *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
@@ -22,6 +24,11 @@ RING = "ring_attention"
 """Kernel rate for ring attention without fused kernels: query-key pairs times channels."""
 IMBALANCE = 1.15
 """Tokens of the busiest rank on an expert axis relative to their mean, where the file has none."""
+UNBOUNDED = ("memory",)
+"""Rates that hardly depend on sizes beyond the measured ones."""
+CAST_BYTES = 5
+"""Bytes that memory moves to find the largest of a number's tensor and to round the number to FP8:
+two reads in bf16, and a write."""
 BACKWARD_ATTENTION = 2.5
 """FLOP in attention's backward pass, relative to its forward pass."""
 
@@ -36,8 +43,10 @@ class Machine:
         *,
         fp8: Fp8Config | None = None,
         roofline: bool = False,
+        program: Program | None = None,
     ) -> None:
         self.hardware = hardware
+        self.program = program or Program()
         self.precision = "bf16" if fp8 else precision
         """Precision for all operations but FP8 products."""
         self.number_bytes = PRECISIONS[self.precision].weight_bytes
@@ -46,11 +55,20 @@ class Machine:
         """True if kernels without a rate are priced by bytes and FLOP."""
         self.estimated: set[str] = set()
         """Kernels priced by the roofline."""
+        self.outside: dict[str, str] = {}
+        """Extrapolated sizes, by kind of rate."""
         self._rates: dict[tuple[object, ...], float | PlanError] = {}
         """Rates, or the error that names what the file lacks."""
         self._messages: dict[tuple[str, float, int, int], float] = {}
         self._works: dict[tuple[Work, Direction, Split], float] = {}
         """Seconds by operation: layer kinds share many, such as an MLP's."""
+
+    def renew(self) -> Machine:
+        """Return the same prices, without a memory of what was asked."""
+        machine = copy(self)
+        machine.estimated, machine.outside = set(), {}
+        machine._rates, machine._works = {}, {}
+        return machine
 
     @cached_property
     def overhead(self) -> Overhead:
@@ -63,9 +81,24 @@ class Machine:
         experts = self.hardware.file.experts
         return IMBALANCE if experts is None else experts.imbalance
 
+    @cached_property
+    def attained(self) -> Attained:
+        """What whole programs attain of the file's rates; all of them where it does not say."""
+        return self.hardware.file.attained or Attained(source="")
+
+    def exposed(self, *, asynchronous: bool) -> float:
+        """Return the part of messages that computation does not hide."""
+        return self.attained.exposed if asynchronous else 1.0
+
     def launches(self, count: float) -> float:
-        """Return the seconds in which the host launches `count` operations."""
+        """Return the seconds that `count` operations take whatever their size: the host's launch on
+        a CPU, the time between two kernels on a GPU."""
         return count * self.overhead.operation
+
+    def host(self, launches: float) -> float:
+        """Return the seconds of the host's work beside operations, as a number of launches. A GPU
+        computes meanwhile."""
+        return self.launches(launches) if self.hardware.file.device.kind == "cpu" else 0.0
 
     @property
     def per_node(self) -> int:
@@ -107,9 +140,16 @@ class Machine:
         """Return the seconds in which a device reads and writes `size` bytes."""
         if not size:
             return 0.0
+        return size * self.program.traffic / self._memory_rate(size)
+
+    def copy_seconds(self, size: float) -> float:
+        """Return the seconds of kernels that read and write `size` bytes, and do no more."""
+        return size / self._memory_rate(size)
+
+    def _memory_rate(self, size: float) -> float:
         # Rates depend on the size. Powers of two are near enough, and can be cached.
         rounded_size = 1 << max(0, int(size).bit_length() - 1)
-        return size / self._rate("memory", bytes=rounded_size)
+        return self._rate("memory", bytes=rounded_size)
 
     def overlapped(self, compute: float, message: float, span: int) -> float:
         """Return the seconds until a computation and a message that starts with it both end.
@@ -151,23 +191,17 @@ class Machine:
             groups, m, k, n = work.shape
             flops = 2.0 * groups * m * k * n * count / ranks
             # Rates depend on the local size: tensor ranks split the longer side of a matrix.
+            cast = self._cast_seconds(work, m * k * split.rows / ranks + k * n / split.tp)
             k, n = (max(1, k // split.tp), n) if k > n else (k, max(1, n // split.tp))
             m = max(1, m * split.rows // split.cp)
             dims = {"groups": groups, "m": m, "k": k, "n": n}
-            seconds = flops / self._rate("matmul", **dims, precision=self.precision)
-            if work.name == EXPERTS:  # few tokens for each: the weights' bytes count
-                size = groups * (m * k + k * n + m * n) * self.number_bytes
-                return max(seconds, self.traffic(size) * work.count)
-            if not self._in_fp8(work, direction):
-                return seconds
-            fp8_seconds = flops / self._rate("matmul", **dims, precision="fp8")
-            # Weight gradients, half the products in a backward pass, are in bf16.
-            return fp8_seconds if direction == "forward" else (fp8_seconds + seconds) / 2
+            return self._price_product(work, direction, flops, dims) + cast
         if work.kind == "attention":
             width, heads, length, _ = work.shape
             flops = 2.0 * length**2 * heads * width * count / ranks
             dims = {"head_width": width, "heads": max(1, heads // ranks), "length": length}
             flops *= BACKWARD_ATTENTION if direction == "backward" else 1.0
+            flops *= self.program.attention_share
             return flops / self._kernel_rate("attention", direction, dims)
         if work.kind == "kernel":
             return self._price_kernel(work, direction, split) * count / ranks
@@ -177,11 +211,41 @@ class Machine:
             return count * heads * size / self._kernel_rate(RING, direction, dims)
         return self.traffic(work.bytes * count / ranks)
 
+    def _price_product(
+        self, work: Work, direction: Direction, flops: float, dims: dict[str, int]
+    ) -> float:
+        """Return the seconds of products with these local sizes. A product takes its operations and
+        its bytes beside each other, as the root of both squares: small ones are slower."""
+        program, attained = self.program, self.attained
+        rate = self._rate("matmul", **dims, precision=self.precision) * attained.product
+        seconds = flops / rate
+        if self._in_fp8(work, direction):
+            share = 1.0 if direction == "forward" else program.fp8_backward
+            fp8_rate = self._rate("matmul", **dims, precision="fp8") * attained.fp8
+            seconds = share * (flops / fp8_rate) + (1 - share) * seconds
+        groups, m, k, n = dims.values()
+        size = groups * (m * k + k * n + m * n) * self.number_bytes
+        if self.hardware.file.attained is None:  # measured by shape, but for experts' few tokens
+            bounds = work.name == EXPERTS
+            return max(seconds, self.traffic(size) * work.count) if bounds else seconds
+        return math.hypot(seconds, work.count * size / self._memory_rate(size))
+
+    def _cast_seconds(self, work: Work, numbers: float) -> float:
+        """Return the seconds in which kernels of their own round a product's factors to FP8."""
+        casts = {"none": (), "experts": (EXPERTS,), "all": (EXPERTS, "")}[self.program.fp8_casts]
+        if self.fp8 is None or work.name not in casts:
+            return 0.0
+        return self.traffic(CAST_BYTES * work.shape[0] * numbers * work.count)
+
     def _in_fp8(self, work: Work, direction: Direction) -> bool:
         """Return True if large matrices are multiplied. In a backward pass tokens may be any side,
         so all three must be large."""
         groups, *sides = work.shape
-        if self.fp8 is None or groups > 1 or work.name:  # experts and the head stay in bf16
+        if self.fp8 is None:
+            return False
+        if work.name == EXPERTS:
+            return self.program.fp8_experts
+        if groups > 1 or work.name:  # the head stays in bf16
             return False
         return min(sides[1:] if direction == "forward" else sides) >= self.fp8.smallest
 
@@ -226,6 +290,10 @@ class Machine:
         if key not in self._rates:
             try:
                 self._rates[key] = self.hardware.rate(kind, **point)
+                # By the attained figures, products are priced by shape from one row on.
+                if kind not in UNBOUNDED and not (kind == "matmul" and self.hardware.file.attained):
+                    outside = self.hardware.find_outside(kind, **point)
+                    self.outside |= {kind: outside} if outside else {}
             except PlanError as error:
                 self._rates[key] = error
         rate = self._rates[key]

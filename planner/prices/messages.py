@@ -22,18 +22,16 @@ from ..grid.split import Direction, Split
 from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work
+from .experts import price_exchange
 from .machine import Machine
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
 
 GRADIENT_BYTES = 4
-"""Bytes per number in a reduced gradient: fp32 in all engines."""
+"""Bytes per number in a message of gradients of activations or sums: fp32."""
 MASTER_BYTES = 4
 """Bytes per number in a master: fp32 in all engines."""
-UPDATE_BYTES = 30
-"""Bytes that an optimizer step reads and writes per local parameter: gradients, masters and two
-moments in fp32, and weights in compute precision."""
 MESSAGE_LAUNCHES = 3
 """Launches that take as long as the host's overhead per message: the autograd function, views, the
 call and the wait. Measured on a CPU with messages that send nothing."""
@@ -105,9 +103,12 @@ class _LayerMessages(NamedTuple):
     def price_tensor(self, layer: LayerTrace, trace: ModelTrace) -> MessageTimes:
         """Price the gather before every operator, the reduce-scatter after it, and the loss."""
         machine, split = self.machine, self.split
-        size = self.tokens * trace.width * self.number_bytes
-        seconds = machine.collective("all-gather", size, split.tp, 1)
+        numbers = self.tokens * trace.width
+        size = numbers * self.number_bytes
+        gathered = numbers * (machine.program.tensor_gather_bytes or self.number_bytes)
+        seconds = machine.collective("all-gather", gathered, split.tp, 1)
         seconds += machine.collective("reduce-scatter", size, split.tp, 1)
+        seconds *= machine.exposed(asynchronous=machine.program.async_tensor)
         # gloo gathers into a buffer of its own, from which torch copies.
         is_buffered = machine.hardware.file.device.kind == "cpu"
         seconds += self._copy_seconds(size, self._num_row_copies + is_buffered)
@@ -126,7 +127,7 @@ class _LayerMessages(NamedTuple):
 
         def seconds(collective: str, numbers: float) -> float:
             message = self.machine.collective(collective, numbers * GRADIENT_BYTES, tp, 1)
-            return message + self.machine.launches(MESSAGE_LAUNCHES)
+            return message + self.machine.host(MESSAGE_LAUNCHES)
 
         if any(work.name == "linear_cross_entropy" for work in head.forward):
             return MessageTimes(seconds("all-gather", 3 * tokens * tp), seconds("all-reduce", 1))
@@ -217,8 +218,7 @@ class _LayerMessages(NamedTuple):
         """Price the all-to-all that dispatches rows to `top_k` experts, and that which combines
         them."""
         size = top_k * self.tokens / self.split.tp * trace.width * self.number_bytes
-        size *= self.machine.imbalance  # the busiest rank ends last
-        seconds = 2 * self.machine.collective("all-to-all", size, ep, 1)
+        seconds = price_exchange(self.machine, size, top_k, ep)
         return MessageTimes(seconds, seconds)
 
     @property
@@ -230,7 +230,7 @@ class _LayerMessages(NamedTuple):
         """Return the seconds that a rank works around a message of `size` bytes, which it copies
         `copies` times."""
         machine = self.machine
-        return copies * machine.traffic(2 * size) + machine.launches(MESSAGE_LAUNCHES + copies)
+        return copies * machine.traffic(2 * size) + machine.host(MESSAGE_LAUNCHES + copies)
 
 
 @dataclass(frozen=True)
@@ -259,10 +259,11 @@ class EngineMessages:
     ) -> None:
         """`parameters` counts a stage's local parameters before the engine shards them."""
         self.layout, self.machine = layout, machine
+        program = machine.program
         self.widths: Mapping[Message, int] = {
-            "gather": precision.weight_bytes,
-            "reduce": GRADIENT_BYTES,
-            "all_reduce": GRADIENT_BYTES,
+            "gather": program.gather_bytes or precision.weight_bytes,
+            "reduce": program.gradient_bytes,
+            "all_reduce": program.gradient_bytes,
             "all_reduce_compute": precision.weight_bytes,
         }
         """Bytes per element, by message."""
@@ -351,12 +352,12 @@ class EngineMessages:
     def _host_seconds(self, messages: int) -> float:
         """Return the engine's overhead on the host in a block's pass, in seconds."""
         traffic = self.traffic
-        return self.machine.launches(traffic.pass_launches + traffic.message_launches * messages)
+        return self.machine.host(traffic.pass_launches + traffic.message_launches * messages)
 
     def recompute_seconds(self, rule: Rule) -> float:
         """Return the engine's overhead in a block's second forward pass, in seconds."""
         launches = self.traffic.recompute_launches
-        return 0.0 if rule == "none" else self.machine.launches(launches)
+        return 0.0 if rule == "none" else self.machine.host(launches)
 
     @property
     def _copied_bytes(self) -> Mapping[Message, int]:
@@ -379,10 +380,10 @@ class EngineMessages:
         """Return the seconds of the optimizer step, of messages beside it, and of those beside a
         step's first forward or last backward pass, as far as these do not hide them."""
         traffic = self.traffic
-        seconds = self.machine.traffic(UPDATE_BYTES * costs.updated)
+        seconds = self.machine.copy_seconds(self.machine.program.update_bytes * costs.updated)
         num_messages = len(traffic.first_forward) + len(traffic.last_backward)
         if num_messages:
-            seconds += self.machine.launches(traffic.message_launches * num_messages)
+            seconds += self.machine.host(traffic.message_launches * num_messages)
             for busy, messages in (
                 (forward, traffic.first_forward),
                 (backward, traffic.last_backward),

@@ -146,8 +146,34 @@ def build_layout_plan(
             memory=memory.highest,
             memory_by=memory.parts,
             estimated=tuple(sorted(first.machine.estimated)),
+            outside=find_outside(first, grid),
+            error=find_band(first, grid),
         ),
     )
+
+
+def find_outside(costs: Costs, grid: Grid) -> tuple[str, ...]:
+    """Name the rates that the layout takes from the nearest measured size, which is far."""
+    machine = costs.machine.renew()
+    costs.replace_machine(machine).passes(grid.shape.split, grid.layout.ep)
+    return tuple(f"{kind} ({size})" for kind, size in sorted(machine.outside.items()))
+
+
+def find_band(costs: Costs, grid: Grid) -> float | None:
+    """Return the relative error of seconds that the hardware file has for such runs: the largest of
+    those that apply. None if it has none."""
+    operators = [] if costs.module else list(costs.model.operators.values())
+    kinds = {
+        "dense": True,
+        "fp8": costs.machine.fp8 is not None,
+        "context": grid.layout.cp > 1,
+        "experts": any(o.expert_count for o in operators),
+        "hybrids": any(
+            not options.tokenwise and not options.attention_heads for options in operators
+        ),
+    }
+    bands = costs.machine.hardware.file.bands
+    return max((band.error for band in bands if kinds[band.runs]), default=None)
 
 
 def _group_layers(layer_plans: Sequence[LayerPlan]) -> Iterator[LayerSpan]:

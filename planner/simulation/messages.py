@@ -42,7 +42,11 @@ class RecordingMachine(Machine):
 
     def __init__(self, machine: Machine) -> None:
         super().__init__(
-            machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
+            machine.hardware,
+            machine.precision,
+            fp8=machine.fp8,
+            roofline=machine.roofline,
+            program=machine.program,
         )
         self.sent: list[RankMessage] = []
 

@@ -54,7 +54,11 @@ class SlowMachine(Machine):
 
     def __init__(self, machine: Machine, part: SlowPart, factor: float) -> None:
         super().__init__(
-            machine.hardware, machine.precision, fp8=machine.fp8, roofline=machine.roofline
+            machine.hardware,
+            machine.precision,
+            fp8=machine.fp8,
+            roofline=machine.roofline,
+            program=machine.program,
         )
         self.part, self.factor = part, factor
 

@@ -25,8 +25,8 @@ def plan(*words: str, code: int = 0) -> Result:
 def test_all_missing_figures_are_named_before_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("--model", "mamba2-130m", *DENSE, "--gpus", "2")
-    file = Hardware.load("h100").file
+    words = ("--model", "mamba2-130m", *DENSE, "--hardware", "a100-80", "--gpus", "2")
+    file = Hardware.load("a100-80").file
     linkless = tmp_path / "linkless.yaml"
     Hardware(replace(file, links={}, overlap={}), "linkless").save(linkless)
     with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ...console import config as reader
-from ...console.config import OneOf
+from ...console.config import OneOf, added_field
 from ...console.errors import ConfigError, ConfigProblem, ConfigProblems, LayoutError, MisuseError
 from ...console.explain import locate_problem
 from ...models.config.options.recompute import Rule
@@ -108,6 +108,10 @@ class Predicted:
     """Bytes by component."""
     estimated: tuple[str, ...] = ()
     """Kernels without a measured rate, priced by their bytes and operations."""
+    outside: tuple[str, ...] = added_field(())
+    """Rates of the nearest measured size, which is more than twice or less than half."""
+    error: float | None = added_field(None)
+    """Mean relative error of such predictions (`bands` of the hardware file)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,9 @@ def test_shipped_clusters_answer_and_use_each_source(name: str) -> None:
     figure = hardware.rate("matmul", m=8192, k=4096, n=4096, precision="bf16")
     [peak] = [row.rate for row in hardware.file.peaks if row.precision == "bf16"]
     assert 0.7 * peak < figure < peak
-    assert {source.kind for source in hardware.file.sources.values()} == {"published", "computed"}
+    kinds = {source.kind for source in hardware.file.sources.values()}
+    assert {"published", "computed"} <= kinds <= {"published", "computed", "measured", "fitted"}
+    assert ("fitted" in kinds) == (hardware.file.attained is not None)
     rows = [row for _, row in hardware.file.rows()]
     assert {row.source for row in rows} == set(hardware.file.sources)
     for direction in ("forward", "backward"):
@@ -144,11 +146,11 @@ def test_a_rate_beyond_the_rows_is_the_nearest(h100: Hardware) -> None:
 
 def test_a_missing_row_says_what_to_run(h100: Hardware) -> None:
     at = {"width": 4096, "length": 8192, "precision": "bf16", "direction": "backward"}
-    with pytest.raises(PlanError, match="no rate of ssd") as caught:
-        h100.rate("ssd", **at)
+    with pytest.raises(PlanError, match="no rate of delta") as caught:
+        h100.rate("delta", **at)
     assert "direction backward" in str(caught.value) and "trainer profile" in str(caught.value)
-    row = KernelRate(kernel="ssd", rate=1e10, source="nvlink", **at)  # type: ignore[arg-type]
-    assert changed(h100, kernels=(row,)).rate("ssd", **at) == 1e10
+    row = KernelRate(kernel="delta", rate=1e10, source="nvlink", **at)  # type: ignore[arg-type]
+    assert changed(h100, kernels=(row,)).rate("delta", **at) == 1e10
     with pytest.raises(PlanError, match="no rate of matmul"):
         h100.rate("matmul", m=1, k=1, n=1, precision="fp32")
 
@@ -172,7 +174,31 @@ def test_a_missing_row_says_what_to_run(h100: Hardware) -> None:
 def test_links_price_collectives_without_rows(
     h100: Hardware, ask: tuple[str, float, int, int], expected: float
 ) -> None:
-    assert math.isclose(h100.seconds(*ask), expected, rel_tol=1e-9)
+    best = changed(h100, attained=None)
+    assert math.isclose(best.seconds(*ask), expected, rel_tol=1e-9)
+
+
+def test_messages_slow_down_with_each_doubling_of_the_nodes(h100: Hardware) -> None:
+    size, hop = 1e12, 4e-6
+    attained = h100.file.attained
+    assert attained is not None and attained.doubling < 1 < attained.node
+    for doublings in (1, 2, 8):
+        ranks = 2**doublings
+        seconds = h100.seconds("all-gather", size, ranks, 1) - (ranks - 1) * hop
+        bandwidth = 48.5e9 * attained.doubling**doublings
+        assert math.isclose(seconds, (ranks - 1) / ranks * size / bandwidth, rel_tol=1e-6)
+    within = h100.seconds("all-gather", size, 8)
+    assert math.isclose(within, 7 / 8 * size / (370.8e9 * attained.node), rel_tol=1e-4)
+
+
+def test_a_size_far_from_the_measured_ones_is_named(h100: Hardware) -> None:
+    at = {"head_width": 128, "heads": 16, "precision": "bf16", "direction": "forward"}
+    assert h100.find_outside("attention", length=32_768, **at) is None
+    assert h100.find_outside("attention", length=65_536, **at) == (
+        "length 65,536, measured at 512 to 16,384"
+    )
+    point = {"size": 128, "width": 4096, "precision": "bf16", "direction": "forward"}
+    assert h100.find_outside("ssd", length=1024, **point) == "length 1,024, measured at 16,384"
 
 
 def test_rows_of_a_collective_count_before_the_link(h100: Hardware) -> None:

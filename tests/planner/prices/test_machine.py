@@ -76,9 +76,34 @@ def question(hardware: str, **fp8: str) -> PlanRequest:
 
 
 def test_fp8_needs_its_rate() -> None:
-    machine = build_machine(question("h100"))
+    machine = build_machine(question("a100-80"))
     with pytest.raises(PlanError, match=r"no rate of matmul \(precision fp8\)"):
         machine.seconds([LARGE], "forward", Split())
+
+
+def test_small_products_are_slower_by_their_bytes_and_take_a_launch() -> None:
+    """Negative control: the best shape's rate for each."""
+    machine = Machine(Hardware.load("h100"), "bf16")
+
+    def seconds(m: int) -> float:
+        return machine.seconds([Work("matmul", "", (1, m, 4096, 4096), 1, 0)], "forward", Split())
+
+    large, small = 2.0 * 16384 * 4096**2 / seconds(16384), 2.0 * 16 * 4096**2 / seconds(16)
+    assert 5.5e14 < large < 7.92e14 * machine.attained.product
+    assert small < large / 10
+    assert machine.launches(1000) > 1e-3
+    assert machine.host(1000) == 0  # while the device computes
+
+
+def test_extrapolated_sizes_are_those_of_the_layout_alone() -> None:
+    machine = Machine(Hardware.load("h100"), "bf16")
+    work = Work("attention", "", (128, 16, 131_072, 16), 1, 0)
+    machine.seconds([work], "forward", Split())
+    assert machine.outside == {"attention": "length 131,072, measured at 512 to 16,384"}
+    renewed = machine.renew()
+    assert renewed.outside == {}
+    renewed.seconds([replace(work, shape=(128, 16, 8192, 16))], "forward", Split())
+    assert renewed.outside == {} and machine.outside
 
 
 def test_fp8_of_some_operators_cannot_be_planned() -> None:

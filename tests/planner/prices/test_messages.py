@@ -217,8 +217,8 @@ def test_one_rank_gathers_and_launches_nothing() -> None:
     by block, whose messages are copies, in no pass's shadow."""
 
     class Launches(Copies):
-        def launches(self, count: float) -> float:
-            return count
+        def host(self, launches: float) -> float:
+            return launches
 
     def fsdp2(dp: int) -> list[Grid]:
         shape = LayoutShape(LayoutConfig(), dp, 1, 1)
