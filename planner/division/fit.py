@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from .frontier import FrontierCache
+from .knapsack import FrontierCache
 from .problem import Problem, Solution
 from .solve import solve
 

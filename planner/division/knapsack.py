@@ -1,41 +1,49 @@
-"""Exact choices for a stage's layers: the shortest backward time within the memory.
+"""Choices for a stage's layers: a short backward time within the memory.
 
 Layers with the same kind are identical, so a stage's choices are counts by kind and choice. State
 and activations add up over layers; only the largest workspace counts. For every workspace limit,
-the choices within it add up, and the Pareto frontier in memory and time for several layers follows
-from frontiers for fewer.
-
-Large frontiers are subsampled first, which can overestimate the time. If the bound by linear
-programming allows a better solution, solve exactly on the points that reduced costs do not exclude:
-a byte is worth `rate` seconds, and a selection that wastes more than the gap between the bound and
-the known time is in no better solution.
+linear programming chooses among the choices within it, all whole layers but one. Few layers of each
+kind are then chosen again, exactly: all of them where a stage has few.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+from typing import NamedTuple
 
-import numpy as np
-
-from .frontier import (
-    EMPTY,
-    Frontier,
-    FrontierCache,
-    Prune,
-    join_frontiers,
-    layer_frontier,
-    prune_frontiers,
-    thin_frontier,
-)
-from .linear import ROUNDING, LayerGroups, marginal_rate, min_seconds, workspace_limits
+from .frontier import EMPTY, Frontier, join_frontiers, layer_frontier
+from .linear import ROUNDING, min_seconds, workspace_limits
 from .problem import Problem, StagePlan
 
+EXACT_LAYERS = 12
+"""Layers of a stage that are chosen exactly, shared evenly by its kinds."""
 Ranges = Sequence[tuple[int, int]]
 """First and end layer, by chunk in a stage."""
-Items = Sequence[tuple[int, int, int, int]]
-"""Chunk, kind, micro-batches in flight, and number of layers."""
+
+
+class Item(NamedTuple):
+    """Identical layers of a chunk."""
+
+    chunk: int
+    kind: int
+    in_flight: int
+    count: int
+
+
+class Selection(NamedTuple):
+    """Choices for the layers of a stage."""
+
+    time: float
+    memory: float
+    """Bytes, with the workspace."""
+    counts: list[list[int]]
+    """Number of layers by choice, for every item."""
+
+
+FrontierCache = dict[tuple[object, ...], Frontier]
+"""Frontiers of few identical layers, by choices, workspace, micro-batches in flight, layers."""
 
 
 class Knapsack:
@@ -53,45 +61,35 @@ class Knapsack:
         """First kind with the same choices, by kind: calls to different shared blocks are equal."""
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
         self._cache = {} if cache is None else cache
-        self._prune: Prune | None = None
-        self._thin = False
-        """True if the last selection used a thinned frontier."""
 
     def stage(self, stage: int, ranges: Ranges) -> StagePlan | None:
         """Return a stage's best plan; None if its layers do not fit into the memory."""
-        counts = [self._counts(first, end) for first, end in ranges]
+        prefix = self.problem.counts
+        counts = [tuple(map(int, prefix[end] - prefix[first])) for first, end in ranges]
         key = (stage, *counts)
         if key not in self._stages:
             self._stages[key] = self._solve_stage(stage, counts)
         return self._stages[key]
 
-    def _counts(self, first: int, end: int) -> tuple[int, ...]:
-        prefix = self.problem.counts
-        return tuple(int(n) for n in prefix[end] - prefix[first])
-
     def _solve_stage(self, stage: int, counts: Sequence[tuple[int, ...]]) -> StagePlan | None:
         problem = self.problem
         chunks, in_flight = problem.stage_chunks(stage), problem.in_flight(stage)
-        fixed = [list(problem.end_costs(chunk)) for chunk in chunks]
-        modules = {
-            kind.module
+        ends = [list(problem.end_costs(chunk)) for chunk in chunks]
+        layers = [
+            (problem.kinds[kind], count)
             for by_kind in counts
-            for kind, count in zip(problem.kinds, by_kind, strict=True)
-            if count and kind.module is not None
-        }
-        state = sum(end.state for ends in fixed for end in ends)
-        state += sum(problem.modules[number].state for number in modules)
-        activations = sum(
-            n * end.activations for n, ends in zip(in_flight, fixed, strict=True) for end in ends
+            for kind, count in enumerate(by_kind)
+            if count
+        ]
+        numbers = {kind.module for kind, _ in layers if kind.module is not None}
+        fixed = [end for chunk_ends in ends for end in chunk_ends]
+        once = [*fixed, *(problem.modules[number] for number in numbers)]
+        update = sum(part.update for part in once) + sum(n * kind.update for kind, n in layers)
+        size = sum(part.state for part in once) + sum(
+            n * end.activations
+            for n, chunk_ends in zip(in_flight, ends, strict=True)
+            for end in chunk_ends
         )
-        update = sum(end.update for ends in fixed for end in ends)
-        update += sum(problem.modules[number].update for number in modules)
-        update += sum(
-            count * kind.update
-            for by_kind in counts
-            for kind, count in zip(problem.kinds, by_kind, strict=True)
-        )
-        min_workspace = max((end.workspace for ends in fixed for end in ends), default=0.0)
         counts_by_choices: dict[tuple[int, int], int] = {}
         for chunk, by_kind in enumerate(counts):
             for kind, count in enumerate(by_kind):
@@ -99,168 +97,147 @@ class Knapsack:
                     key = chunk, self.canonical_kinds[kind]
                     counts_by_choices[key] = counts_by_choices.get(key, 0) + count
         items = [
-            (chunk, kind, in_flight[chunk], n) for (chunk, kind), n in counts_by_choices.items()
+            Item(chunk, kind, in_flight[chunk], n) for (chunk, kind), n in counts_by_choices.items()
         ]
-        items.sort(key=lambda item: item[-1])  # the longest frontier is not joined, but searched
-        budget = problem.stage_budget(stage) - state - activations
-        best = self._fastest(items, budget, min_workspace)
-        limits = [] if best is not None else self._limits(items, budget, min_workspace)
-        for bound, workspace in limits:
-            if math.isinf(bound) or (best is not None and bound >= best[0]):
-                break
-            selection = self._solve_within(items, budget - workspace, workspace, bound)
-            if selection is not None and (best is None or selection[0] < best[0]):
-                best = (selection[0], selection[1] + workspace, selection[2])
-        if best is None:
+        min_workspace = max((end.workspace for end in fixed), default=0.0)
+        selection = self._select(items, problem.stage_budget(stage) - size, min_workspace)
+        if selection is None:
             return None
-        _, memory, chosen = best
-        split: list[list[tuple[int, ...]]] = [
-            [(0,) * len(kind.choices) for kind in problem.kinds] for _ in chunks
-        ]
-        forward = [sum(end.forward for end in ends) for ends in fixed]
-        backward = [sum(end.backward for end in ends) for ends in fixed]
-        unassigned: dict[tuple[int, int], list[int]] = {}
-        start = 0
-        for chunk, kind, *_ in items:
-            end_choice = start + len(problem.kinds[kind].choices)
-            unassigned[chunk, kind] = chosen[start:end_choice]
-            start = end_choice
+        forward = [sum(end.forward for end in chunk_ends) for chunk_ends in ends]
+        backward = [sum(end.backward for end in chunk_ends) for chunk_ends in ends]
+        unassigned = {
+            (item.chunk, item.kind): numbers
+            for item, numbers in zip(items, selection.counts, strict=True)
+        }
+        split = [[(0,) * len(kind.choices) for kind in problem.kinds] for _ in chunks]
         for chunk, by_kind in enumerate(counts):
             for kind, count in enumerate(by_kind):
-                if not count:
-                    continue
-                unassigned_counts = unassigned[chunk, self.canonical_kinds[kind]]
-                split[chunk][kind] = numbers = _take_layers(unassigned_counts, count)
-                forward[chunk] += count * problem.kinds[kind].forward
-                choices = problem.kinds[kind].choices
-                backward[chunk] += sum(
-                    n * choice.backward for n, choice in zip(numbers, choices, strict=True)
-                )
+                if count:
+                    remaining = unassigned[chunk, self.canonical_kinds[kind]]
+                    split[chunk][kind] = taken = _take_layers(remaining, count)
+                    forward[chunk] += count * problem.kinds[kind].forward
+                    choices = problem.kinds[kind].choices
+                    backward[chunk] += sum(
+                        n * choice.backward for n, choice in zip(taken, choices, strict=True)
+                    )
         return StagePlan(
             tuple(forward),
             tuple(backward),
             update,
-            state + activations + memory,
+            size + selection.memory,
             tuple(map(tuple, split)),
         )
 
-    def _limits(
-        self, items: Items, budget: float, min_workspace: float
-    ) -> list[tuple[float, float]]:
-        """Return lower bounds on the time with their workspace limits, in rising order."""
-        groups = group_layers(items)
-        limits = workspace_limits(self.problem, {kind for kind, *_ in groups}, min_workspace)
-        return sorted(
+    def _select(
+        self, items: Sequence[Item], budget: float, min_workspace: float
+    ) -> Selection | None:
+        """Return the best selection over all workspace limits; None if none fits."""
+        groups = [(item.kind, item.count, item.in_flight) for item in items]
+        limits = workspace_limits(self.problem, {item.kind for item in items}, min_workspace)
+        bounds = sorted(
             (min_seconds(self.problem, groups, budget - workspace, workspace), workspace)
             for workspace in limits
         )
+        best: Selection | None = None
+        for bound, workspace in bounds:
+            if math.isinf(bound) or (best is not None and bound >= best.time * (1 - ROUNDING)):
+                break
+            selection = self._select_within(items, budget - workspace, workspace)
+            if selection is not None and (best is None or selection.time < best.time):
+                best = selection._replace(memory=selection.memory + workspace)
+        return best
 
-    def _fastest(
-        self, items: Items, budget: float, min_workspace: float
-    ) -> tuple[float, float, list[int]] | None:
-        """Return time, memory and counts for the fastest choice in every layer; None if these do
-        not fit together."""
-        time = memory = 0.0
-        workspace = min_workspace
-        chosen: list[int] = []
-        for _, kind, in_flight, count in items:
-            choices = self.problem.kinds[kind].choices
-            numbers = range(len(choices))
-            sizes = [choice.state + in_flight * choice.activations for choice in choices]
-            number = min(numbers, key=lambda n, c=choices, s=sizes: (c[n].backward, s[n]))  # type: ignore[misc]
-            time += count * choices[number].backward
-            memory += count * sizes[number]
-            workspace = max(workspace, choices[number].workspace)
-            chosen += [count * (n == number) for n in numbers]
-        if memory + workspace > budget:
-            return None
-        return time, memory + workspace, chosen
-
-    def _solve_within(
-        self, items: Items, budget: float, workspace: float, bound: float
-    ) -> tuple[float, float, list[int]] | None:
-        """Return `_select`'s result, solved exactly if `bound`, by linear programming, is lower."""
-        self._thin = False
-        quick = self._select(items, budget, workspace)
-        if quick is None or not self._thin or quick[0] <= bound * (1 + ROUNDING):
-            return quick
-        groups = group_layers(items)
-        rate = marginal_rate(self.problem, groups, budget, workspace)
-        base_costs = {
-            (kind, in_flight): min(
-                choice.backward + rate * (choice.state + in_flight * choice.activations)
-                for choice in self.problem.kinds[kind].choices
-                if choice.workspace <= workspace
+    def _select_within(
+        self, items: Sequence[Item], budget: float, workspace: float
+    ) -> Selection | None:
+        """Fix all layers but a few as linear programming does, and choose those exactly."""
+        per_item = max(1, EXACT_LAYERS // len(items))
+        fixed = self._round_down(items, budget, workspace)
+        spare, joined = budget, EMPTY
+        for item, numbers in zip(items, fixed, strict=True):
+            num_free = min(item.count, per_item)
+            for number in islice(_take_turns([*numbers]), num_free):
+                numbers[number] -= 1
+            spare -= sum(
+                n * (choice.state + item.in_flight * choice.activations)
+                for n, choice in zip(numbers, self.problem.kinds[item.kind].choices, strict=True)
             )
-            for _, kind, in_flight, _ in items
-        }
-        lower_bound = (
-            sum(count * base_costs[kind, in_flight] for _, kind, in_flight, count in items)
-            - rate * budget
+        for item in items:
+            frontier = self._free_frontier(item, min(item.count, per_item), workspace)
+            joined = join_frontiers(joined, frontier, spare)
+        if not len(joined.memory):
+            return None
+        free, start, time = joined.counts[-1], 0, float(joined.time[-1])
+        counts = []
+        for item, numbers in zip(items, fixed, strict=True):
+            choices = self.problem.kinds[item.kind].choices
+            time += sum(n * c.backward for n, c in zip(numbers, choices, strict=True))
+            end = start + len(choices)
+            counts.append([a + int(b) for a, b in zip(numbers, free[start:end], strict=True)])
+            start = end
+        return Selection(time, budget - spare + float(joined.memory[-1]), counts)
+
+    def _round_down(
+        self, items: Sequence[Item], budget: float, workspace: float
+    ) -> list[list[int]]:
+        """Return the layers of each item by choice: as linear programming chooses them, and the
+        layer that it divides by its smaller choice."""
+        excess, steps, counts = -budget, [], []
+        for number, item in enumerate(items):
+            path = self._hull_path(item, workspace)
+            counts.append([0] * len(self.choices[item.kind]))
+            counts[-1][path[0][2]] = item.count
+            excess += item.count * path[0][1]
+            for before, after in pairwise(path):
+                saved = before[1] - after[1]
+                steps.append(((after[0] - before[0]) / saved, number, before[2], after[2], saved))
+        for _, number, before, after, saved in sorted(steps):
+            if excess <= 0:
+                break
+            moved = min(counts[number][before], math.ceil(excess / saved))
+            counts[number][before] -= moved
+            counts[number][after] += moved
+            excess -= moved * saved
+        return counts
+
+    def _hull_path(self, item: Item, workspace: float) -> list[tuple[float, float, int]]:
+        """Return seconds, bytes and number of the choices on the lower hull, fastest first."""
+        points = sorted(
+            (c.backward, c.state + item.in_flight * c.activations, number)
+            for number, c in enumerate(self.problem.kinds[item.kind].choices)
+            if c.workspace <= workspace
         )
-        gap = quick[0] - lower_bound + ROUNDING * quick[0]
-        self._prune = Prune(rate, base_costs, gap)
-        try:
-            exact = self._select(items, budget, workspace)
-        finally:
-            self._prune = None
-        return quick if exact is None or quick[0] <= exact[0] else exact
+        path = points[:1]
+        for point in points[1:]:
+            if point[1] >= path[-1][1]:
+                continue
+            while len(path) > 1 and _slope(path[-2], path[-1]) >= _slope(path[-1], point):
+                path.pop()
+            path.append(point)
+        return path
 
-    def _select(
-        self, items: Items, budget: float, workspace: float
-    ) -> tuple[float, float, list[int]] | None:
-        """Return the minimum time within the budget, the memory, and counts by item and choice."""
-        frontiers: list[Frontier] = []
-        for _, kind, in_flight, count in items:
-            frontier = self._kind_frontier(kind, in_flight, count, workspace)
-            if frontier is None:
-                return None
-            frontiers.append(frontier)
-        if len(items) > 1:
-            rate = marginal_rate(self.problem, group_layers(items), budget, workspace)
-            frontiers = prune_frontiers(frontiers, budget, rate * (1 + ROUNDING))
-        joined, last = EMPTY, frontiers[-1]
-        for frontier in frontiers[:-1]:
-            joined = join_frontiers(joined, frontier, budget)
-        # Pair every joined selection with the last kind's fastest one that still fits.
-        partners = np.searchsorted(last.memory, budget - joined.memory, side="right") - 1
-        [fits] = np.nonzero(partners >= 0)
-        if not len(fits):
-            return None
-        times = joined.time[fits] + last.time[partners[fits]]
-        index = fits[times.argmin()]
-        last_index = partners[index]
-        counts = joined.counts(index) + last.counts(last_index)
-        return float(times.min()), float(joined.memory[index] + last.memory[last_index]), counts
-
-    def _kind_frontier(
-        self, kind: int, in_flight: int, count: int, workspace: float
-    ) -> Frontier | None:
-        """Return the frontier for `count` layers; None if no choice fits `workspace`."""
-        # Workspaces between two choices' allow the same choices.
-        num_allowed = bisect_right(self.problem.kinds[kind].workspaces, workspace)
-        key = self.choices[kind], num_allowed, in_flight, count
-        cache = self._cache if self._prune is None else self._prune.cache
-        if key not in cache:
-            cache[key] = self._multiply(kind, in_flight, count, workspace)
-        frontier = cache[key]
-        self._thin |= frontier is not None and not frontier.complete
-        return frontier
-
-    def _multiply(self, kind: int, in_flight: int, count: int, workspace: float) -> Frontier | None:
-        if count == 1:
-            return layer_frontier(self.problem.kinds[kind].choices, in_flight, workspace)
-        half = self._kind_frontier(kind, in_flight, count // 2, workspace)
-        remainder = self._kind_frontier(kind, in_flight, count - count // 2, workspace)
-        if half is None or remainder is None:
-            return None
-        if self._prune is None:
-            return thin_frontier(join_frontiers(half, remainder, np.inf, same_kind=True))
-        return self._prune.join_frontiers(half, remainder, kind, in_flight)
+    def _free_frontier(self, item: Item, count: int, workspace: float) -> Frontier:
+        """Return the exact frontier of `count` layers."""
+        choices = self.problem.kinds[item.kind].choices
+        key = self.choices[item.kind], workspace, item.in_flight, count
+        if key not in self._cache:
+            layer = layer_frontier(choices, item.in_flight, workspace)
+            frontier = layer
+            for _ in range(count - 1):
+                frontier = join_frontiers(frontier, layer, same_kind=True)
+            self._cache[key] = frontier
+        return self._cache[key]
 
 
-def group_layers(items: Items) -> LayerGroups:
-    return [(kind, count, in_flight) for _, kind, in_flight, count in items]
+def _take_turns(numbers: Sequence[int]) -> Iterator[int]:
+    """Yield a choice for each of its layers; choices take turns."""
+    for turn in range(max(numbers)):
+        yield from [number for number, count in enumerate(numbers) if count > turn]
+
+
+def _slope(a: tuple[float, float, int], b: tuple[float, float, int]) -> float:
+    """Return the seconds per byte that the second point saves."""
+    return (b[0] - a[0]) / (a[1] - b[1])
 
 
 def _take_layers(numbers: list[int], count: int) -> tuple[int, ...]:

@@ -83,23 +83,6 @@ def min_seconds(
     return math.inf if excess > ROUNDING * problem.budget else total
 
 
-def marginal_rate(problem: Problem, groups: LayerGroups, budget: float, limit: float) -> float:
-    """Return the seconds per byte that `min_seconds` pays last; 0 if everything fits."""
-    excess, segments = -budget, []
-    for kind, count, in_flight in groups:
-        kind_hull = hull(problem.kinds[kind], in_flight, limit)
-        assert kind_hull is not None, "the bound is finite"
-        _, size, kind_segments = kind_hull
-        excess += count * size
-        segments += [(rate, count * saved) for rate, saved in kind_segments]
-    rate_paid = 0.0
-    for rate, saved in sorted(segments):
-        if excess <= 0:
-            break
-        excess, rate_paid = excess - saved, rate
-    return rate_paid
-
-
 def workspace_limits(problem: Problem, kinds: Iterable[int], lower_limit: float) -> list[float]:
     """Return the workspace limits to try for these kinds, in rising order. Limits in between allow
     the same choices, and leave less budget."""

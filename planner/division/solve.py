@@ -19,9 +19,8 @@ import numpy as np
 
 from ...trainer.layout.cuts import Cuts, neighbour_cuts
 from .bounds import Bounds, find_min_memory_cuts, quick_bound
-from .frontier import FrontierCache
 from .interleaved import DivisionBound, find_min_memory_division, initial_cuts
-from .knapsack import Knapsack
+from .knapsack import FrontierCache, Knapsack
 from .linear import ROUNDING
 from .problem import Problem, Solution, StagePlan, price
 
