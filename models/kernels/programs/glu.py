@@ -78,7 +78,7 @@ def glu_backward(
     dy, x, grad_x, num_rows, width, row_stride, ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr, OFFSET: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """dgate = dy·(up + OFFSET)·act'(gate),  dup = dy·act(gate), both 0 where LIMIT clamps; grad_x
+    """dgate = dy·(up + OFFSET)·act'(gate),  dup = dy·act(gate), both 0 from ±LIMIT on; grad_x
     [rows, 2·width] holds both."""
     num_blocks = tl.cdiv(width, BLOCK)
     column = (tl.program_id(0) % num_blocks * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -94,8 +94,8 @@ def glu_backward(
         clamped_up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     activated, slope = _activate(clamped_gate, ACTIVATION)
     if LIMIT > 0:
-        slope = tl.where(gate == clamped_gate, slope, 0.0)
-        activated = tl.where(up == clamped_up, activated, 0.0)
+        slope = tl.where(gate < LIMIT, slope, 0.0)
+        activated = tl.where((up > -LIMIT) & (up < LIMIT), activated, 0.0)
     if OFFSET != 0:
         clamped_up += OFFSET
     grad_ptrs = grad_x + row * (2 * width) + column

@@ -8,6 +8,8 @@ import torch
 from support.kernels.operator_checks import is_its_definition, is_seen, make, rounds_to
 from torch import Tensor
 
+from headrace.models.operators.mlp import apply_gate
+
 ACTIVATIONS = {
     "silu": lambda x: x / (1 + torch.exp(-x)),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
@@ -52,3 +54,12 @@ def test_changes_are_seen() -> None:
 @pytest.mark.parametrize("kind", ["mlp", "glu"])
 def test_in_bf16(kind: str) -> None:
     rounds_to(make(kind, hidden=6), 0.02)
+
+
+def test_a_clamped_gate_has_no_gradient_at_its_bound() -> None:
+    """In every version of torch, and in the kernel: half precision has many numbers there."""
+    x = torch.tensor([[1.0, -1.0, 0.5, 1.0, -1.0, 0.5]], dtype=torch.float64, requires_grad=True)
+    y = apply_gate(x, "identity", "torch", limit=1.0, offset=1.0)
+    assert y.tolist() == [[2.0, 0.0, 0.75]]
+    [gradient] = torch.autograd.grad(y.sum(), x)
+    assert gradient.tolist() == [[0.0, 0.0, 1.5, 0.0, 0.0, 0.5]]
