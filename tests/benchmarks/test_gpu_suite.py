@@ -19,7 +19,7 @@ import pytest
 
 from benchmarks.long import _gpu_predictions
 from benchmarks.long._gpu_lines import HOST_TOKENS, lines, predictable
-from benchmarks.long._tasks import Report, Task
+from benchmarks.long._tasks import Report, Task, failed
 from benchmarks.long.gpu_suite import carried, install, programs, runs, suite
 from benchmarks.long.gpu_suite.parts import PARTS, Part, Settings
 from benchmarks.long.gpu_suite.runs import HYBRID, RUNS
@@ -208,6 +208,18 @@ def test_losses_far_from_those_of_the_cpu_are_wrong(
     monkeypatch.setattr(runs, "train", lambda *_: ([6.0], 1.0))
     with pytest.raises(RuntimeError, match="1 steps instead of 2"):
         runs.compare(run, tmp_path, tmp_path, dry=False)
+
+
+def test_a_run_that_was_stopped_and_resumed_has_not_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its result begins with no word of a failure."""
+    steps = [{"loss": 6.0 - n, "tokens_per_second": 9.0} for n in range(6)]
+    for name, value in {"call": 1.0, "read_steps": steps, "read_events": []}.items():
+        monkeypatch.setattr(runs, name, lambda *_, value=value: value)
+    report = Report(None)
+    report(f"{HYBRID.title}: {'; '.join(runs.train_hybrid(tmp_path, tmp_path, dry=True))}")
+    assert not failed([Task("t", (), 9, items=(HYBRID.title,))], report)
 
 
 def test_a_command_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def train_hybrid(bundle: Path, folder: Path, dry: bool) -> Iterator[str]:
     run, device = (DRY_HYBRID, "cpu") if dry else (HYBRID, "cuda")
     words = run.command(bundle / "data", folder / "run", device)
     seconds = call([*words, "--stop-after", str(STOP_AFTER)], folder, STOPPED)
-    yield f"stopped after {STOP_AFTER} steps, {seconds:.0f} s with compilation and attestation"
+    yield f"saved after {STOP_AFTER} steps, {seconds:.0f} s with compilation and attestation"
     seconds = call(["trainer", "resume", str(folder / "run")], folder)
     steps = read_steps(folder / "run")
     losses = ", ".join(f"{step['loss']:.3f}" for step in steps)
