@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import fp8, layout
-from .launch import Programs
+from .launch import Launch, Programs, keep_bound
 from .op import op
 
 ROWS, BLOCK = 2, 1024
@@ -21,7 +21,7 @@ ROWS, BLOCK = 2, 1024
 
 
 @cache
-def _programs() -> Any:
+def _programs() -> Programs:
     from .programs import glu
 
     return Programs(glu)
@@ -33,10 +33,8 @@ def glu(x: Tensor, activation: str, limit: float = 0.0, offset: float = 0.0) -> 
     `limit` as in `apply_gate`; 0: not clamped."""
     rows, width, grid = _flatten_rows(x)
     out = torch.empty(*x.shape[:-1], width, dtype=x.dtype, device=x.device)
-    _programs().glu_forward[grid](
-        rows, out, len(rows), width, rows.stride(0), ACTIVATION=activation, LIMIT=limit,
-        OFFSET=offset, ROWS=ROWS, BLOCK=BLOCK,
-    )  # fmt: skip
+    sizes = (len(rows), width, rows.stride(0))
+    _bind("glu_forward", grid, sizes, activation, limit, offset)(rows, out)
     return out
 
 
@@ -71,16 +69,30 @@ def _backward(dy: Tensor, x: Tensor, activation: str, limit: float, offset: floa
     """Return the gradient of x [..., 2·width]."""
     rows, width, grid = _flatten_rows(x)
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _programs().glu_backward[grid](
-        dy.contiguous(), rows, grad_x, len(rows), width, rows.stride(0), ACTIVATION=activation,
-        LIMIT=limit, OFFSET=offset, ROWS=ROWS, BLOCK=BLOCK,
-    )  # fmt: skip
+    sizes = (len(rows), width, rows.stride(0))
+    launch = _bind("glu_backward", grid, sizes, activation, limit, offset)
+    launch(dy.contiguous(), rows, grad_x)
     return grad_x
 
 
 @_backward.register_fake
 def _(grad: Tensor, x: Tensor, activation: str, limit: float, offset: float) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@keep_bound
+def _bind(
+    program: str,
+    grid: tuple[int],
+    sizes: tuple[int, int, int],
+    activation: str,
+    limit: float,
+    offset: float,
+) -> Launch:
+    return _programs().bind(
+        program, grid, *sizes, ACTIVATION=activation, LIMIT=limit, OFFSET=offset, ROWS=ROWS,
+        BLOCK=BLOCK,
+    )  # fmt: skip
 
 
 def _flatten_rows(x: Tensor) -> tuple[Tensor, int, tuple[int]]:
