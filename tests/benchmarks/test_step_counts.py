@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TOKENS = 1024
 MODELS = ("tiny-transformer", "tiny-hybrid", "tiny-mamba", "tiny-moe")
 RECOMPUTED = ("tiny-hybrid", "tiny-mamba")
-LOSSES = ((2048, 64, 5003, "bfloat16"), (4096, 16, 61, "bfloat16"), (1000, 16, 640, "float32"))
+LOSSES = ((2048, 64, 5003, "bfloat16"), (4096, 64, 301, "bfloat16"), (1000, 16, 640, "float32"))
 """Tokens, width, vocabulary and type of losses."""
 SCRIPT = """
 import json, torch
