@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from support.tasks.piped import LENGTH, Plain, config_of, groups, keep, objectiv
 
 from headrace.models.documents import Documents
 from headrace.models.parallel.axes import ALONE
+from headrace.trainer.loop.documents import piece_losses
 from headrace.trainer.loop.documents.largest import gather_pieces
 from headrace.trainer.loop.documents.piece_losses import StepPieces
 from headrace.trainer.loop.execute import execute
@@ -77,6 +79,12 @@ def expected(model: str) -> dict[tuple[int, int], tuple[float, float]]:
                 total = sum(w * loss for w, loss in zip(weights, losses, strict=True))
                 sums[row + 40, first] = (total, sum(weights))
     return sums
+
+
+def of_one_rank(folder: Path, layouts: list[str], model: str) -> dict[str, Any]:
+    """Return what `by_layout` returns if ranks do not add their sums."""
+    with mock.patch.object(piece_losses, "reduce", lambda sums, axis: sums):
+        return by_layout(folder, layouts, model)
 
 
 def by_layout(folder: Path, layouts: list[str], model: str) -> dict[str, Any]:

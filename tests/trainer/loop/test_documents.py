@@ -36,6 +36,14 @@ def test_documents_lose_the_same_where_both_axes_cut_rows(in_processes: Any) -> 
     hold(in_processes(4, "document_sums.by_layout", layouts=layouts, model="tiny"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["cp2", "tp2"])
+def test_the_sums_of_a_rank_alone_are_wrong(in_processes: Any, layout: str) -> None:
+    """Negative control."""
+    with pytest.raises(AssertionError):
+        hold(in_processes(2, "document_sums.of_one_rank", layouts=[layout], model="tiny"))
+
+
 def test_the_largest_pieces_of_all_ranks_are_those_of_the_step() -> None:
     """A loss that is not finite comes first; ties are in the order of rows."""
     combination = LargestPieces()
