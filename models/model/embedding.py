@@ -93,12 +93,12 @@ class Unembedding:
         if uses_kernel(self.kernel, "linear_cross_entropy", hidden):
             compute_loss = partial(fused_loss, targets=targets, weights=weights, **options)
             total, row_sums, tokens = self.table(gather(self._scale(hidden), axis), compute_loss)
-            return total, LossParts(*row_sums, tokens)
+            return total, LossParts(row_sums[0], row_sums[1], tokens)
         per_row = zip(self.logits(hidden, axis), targets, weights, strict=True)
         losses = (row_losses(*row, **options) for row in per_row)
         totals, row_sums, token_losses = zip(*losses, strict=True)
-        parts = LossParts(*torch.stack(row_sums, dim=1), torch.stack(token_losses))
-        return torch.stack(totals).sum(), parts
+        rows, penalties = torch.stack(row_sums, dim=1).unbind()
+        return torch.stack(totals).sum(), LossParts(rows, penalties, torch.stack(token_losses))
 
 
 def look_up_rows(table: EmbeddingTable, ids: Tensor, axis: Axis) -> Tensor:
