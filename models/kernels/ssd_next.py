@@ -202,7 +202,8 @@ def _compute_decays(call: _Call) -> _Decays:
         call.heads, call.padded_length, *call.dt.stride()[:2], PACKED=call.positions is not None,
         CHUNK=CHUNK, HEADS=DELTA_HEADS,
     )  # fmt: skip
-    return _Decays(*by_token, by_chunk)
+    delta, log_decay, log_source, target_weight, source_weight = by_token
+    return _Decays(delta, log_decay, log_source, target_weight, source_weight, by_chunk)
 
 
 def _walk(
