@@ -144,7 +144,7 @@ def changes_of(case: str) -> list[tuple[str, Any]]:
 
 
 @given(st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_another_value_is_computed_or_refused_by_name(data: st.DataObject) -> None:
     case = data.draw(st.sampled_from(list(CASES)))
     key, value = data.draw(st.sampled_from(changes_of(case)))
