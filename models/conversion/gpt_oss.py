@@ -21,12 +21,14 @@ from .rules import Rule, map_reshaped
 
 def alternate(t: Tensor) -> Tensor:
     """Map [experts, gates and ups, …] to rows that alternate."""
-    return t.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    parts: Tensor = t.unflatten(1, (2, -1))
+    return parts.transpose(1, 2).flatten(1, 2)
 
 
 def separate(t: Tensor) -> Tensor:
     """Map [experts, alternating rows, …] to gates, then ups."""
-    return t.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    pairs: Tensor = t.unflatten(1, (-1, 2))
+    return pairs.transpose(1, 2).flatten(1, 2)
 
 
 def expert_rows(target: Target) -> Rule:

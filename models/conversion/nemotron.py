@@ -34,7 +34,9 @@ class LetterPattern:
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
         letters: Sequence[str] | None = settings.get("hybrid_override_pattern")
         if letters is None:
-            types = settings.get("layers_block_type") or settings["layer_types"]
+            types = settings.get("layer_types") or settings["layers_block_type"]
+            if types is None:
+                raise KeyError("layers_block_type")
             letters = [TYPES.get(kind, kind) for kind in types]
         unknown = sorted(set(letters) - LETTERS.keys())
         if unknown:

@@ -130,7 +130,8 @@ class StripedHyena:
             """Return the rows of q, then of k, then of v."""
             if not self.column_split:
                 return t
-            return t.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+            heads: Tensor = t.unflatten(0, (self.heads, 3, -1))
+            return heads.transpose(0, 1).flatten(0, 2)
 
         return [
             *(
@@ -194,8 +195,9 @@ def read_hidden(settings: Mapping[str, Any]) -> int:
     """Return the width of the MLPs; 8/3 of the model's, rounded up, without `inner_mlp_size`."""
     if settings.get("inner_mlp_size") is not None:
         return int(settings["inner_mlp_size"])
-    multiple = settings.get("inner_size_multiple_of", 64) * settings.get("model_parallel_size", 1)
-    return -(-int(2 * settings["hidden_size"] * 4 / 3) // multiple) * int(multiple)
+    multiple = int(settings.get("inner_size_multiple_of", 64))
+    multiple *= int(settings.get("model_parallel_size", 1))
+    return -(-int(2 * settings["hidden_size"] * 4 / 3) // multiple) * multiple
 
 
 def list_layers(settings: Mapping[str, Any]) -> Sequence[str]:
