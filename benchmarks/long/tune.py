@@ -41,8 +41,8 @@ LENGTHS = (256, 512)
 TRIALS, STEPS = 3, 8
 HELD_OUT: dict[int, tuple[tuple[int, str, Rule], ...]] = {
     1: (
-        (128, "engine=fsdp2,gather=step", "none"),
-        (384, "engine=fsdp2,gather=block", "block"),
+        (128, "engine=fsdp2", "none"),
+        (384, "engine=fsdp2", "block"),
         (512, "engine=fsdp2,rows=1", "operator"),
         (1024, "engine=fsdp2,rows=1", "none"),
         (2048, "engine=fsdp2", "none"),
@@ -53,6 +53,8 @@ HELD_OUT: dict[int, tuple[tuple[int, str, Rule], ...]] = {
         (384, "tp=1,cp=1,engine=fsdp2,gather=step", "block"),
         (512, "tp=2,engine=fsdp2", "none"),
         (1024, "cp=2,engine=fsdp2", "none"),
+        (512, "pp=2", "none"),
+        (768, "tp=1,cp=1,engine=deepspeed,zero=2", "operator"),
     ),
 }
 """Lengths, layouts and recompute rules that are predicted, then run, by the number of ranks."""
