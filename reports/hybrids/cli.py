@@ -115,11 +115,12 @@ def compare_hybrids(
 
     More: docs/tutorials/hybrids.md
     """
+    from ..anneal.train import Interrupted
     from .folder import ComparisonFolder, write_results
     from .page import comparison_page
     from .prepare import SHIPPED, prepare
     from .results import read_comparison, results_json
-    from .train import Interrupted, measure_recall, train
+    from .train import measure_recall, train
 
     files = [word for word in arguments if word.endswith((".yaml", ".yml")) and "=" not in word]
     if len(files) > 1:
