@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..console.progress import format_bytes, format_number
 from ..models.accounting.state import device_bytes
 from .memory.model_parts import count_threads
-from .search.assemble import peak_timeline
+from .search.assemble import find_band, peak_timeline
 from .search.ideas import KINDS, name_idea
 from .search.make import IDEAS, PhaseSearch, PlanRequest, Plans
 from .search.outcome import Candidate
@@ -68,13 +68,16 @@ def _describe_phase(request: PlanRequest, phase_search: PhaseSearch) -> Iterator
 def _describe_ideas(request: PlanRequest, phase_search: PhaseSearch) -> Iterator[str]:
     costs, outcome = phase_search.costs, phase_search.outcome
     unit = "rows/s" if costs.module else "tokens/s"
+    band = find_band(costs, phase_search.best.grid)
+    if band is not None:
+        yield f"steps are ± {band:.0%}: differences below that decide nothing alone"
     yield f"{'step':>15}{'':9}{unit:<10}{'MFU':<7}{'memory':<9}layout"
     best_price = phase_search.best.solution.price
     tokens = _tokens(costs.phase)
     for number, candidate in enumerate(outcome.ideas[:IDEAS], start=1):
         price = candidate.solution.price
         mfu = compute_mfu(request, costs.phase.seq_len, tokens / price)
-        more = "" if candidate is phase_search.best else f"{price / best_price - 1:+.1%}"
+        more = "" if number == 1 else f"{price / best_price - 1:+.1%}"
         yield (
             f"{number:>3}{format_seconds(price):>12}{more:>7}  {format_number(tokens / price):<10}"
             f"{'–' if mfu is None else f'{mfu:.1%}':<7}{_format_peak(candidate):<9}"
