@@ -3,7 +3,7 @@
     python -m benchmarks.loss_memory
 
 headrace's formula is `workspace_bytes`, which tests hold equal to the trace of a pass. Liger's is
-that of fused_linear_cross_entropy.py in Liger 0.8.5: both gradients and a chunk of logits. Errors
+that of the fused loss in Liger 0.8.5: both gradients and a chunk of logits. Errors
 of the weight's gradient are those of the same sums in plain torch, beside fp64. No GPU is used.
 """
 

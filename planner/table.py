@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..console.progress import format_bytes, format_number
+from ..console.progress import format_bytes, format_number, format_seconds
 from ..models.accounting.state import device_bytes
 from .memory.model_parts import count_threads
 from .search.assemble import find_band, peak_timeline
@@ -14,7 +14,7 @@ from .search.ideas import KINDS, name_idea
 from .search.make import IDEAS, PhaseSearch, PlanRequest, Plans
 from .search.outcome import Candidate
 from .search.utilisation import compute_mfu
-from .show import describe_plan, format_seconds, split_totals
+from .show import describe_plan, split_totals
 
 if TYPE_CHECKING:
     from ..dataplane.order.timeline import PhaseRows

@@ -51,6 +51,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "documents",
         "report",
         "anneal",
+        "hybrids",
     ),
     "mixtures": (
         "lr_shapes",

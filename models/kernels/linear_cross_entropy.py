@@ -56,7 +56,7 @@ def _programs() -> Any:
 
 
 def liger_chunk_logits(num_tokens: int, width: int, vocabulary: int) -> int:
-    """Return the logits in a chunk of Liger's (fused_linear_cross_entropy.py of Liger 0.8.5)."""
+    """Return the logits in a chunk of Liger's (of Liger 0.8.5)."""
     num_chunks = -(-vocabulary // width)
     tokens: int = 1 << (-(-num_tokens // num_chunks) - 1).bit_length()
     return min(tokens, num_tokens) * vocabulary

@@ -51,7 +51,7 @@ def join_frontiers(
 
 def _keep_front(frontier: Frontier) -> Frontier:
     front = _find_front(frontier.memory, frontier.time)
-    return Frontier(*(column[front] for column in frontier))
+    return Frontier(frontier.memory[front], frontier.time[front], frontier.counts[front])
 
 
 def _find_front(memory: Numbers, time: Numbers) -> Integers:

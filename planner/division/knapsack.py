@@ -29,7 +29,7 @@ class Item(NamedTuple):
     chunk: int
     kind: int
     in_flight: int
-    count: int
+    layers: int
 
 
 class Selection(NamedTuple):
@@ -132,7 +132,7 @@ class Knapsack:
         self, items: Sequence[Item], budget: float, min_workspace: float
     ) -> Selection | None:
         """Return the best selection over all workspace limits; None if none fits."""
-        groups = [(item.kind, item.count, item.in_flight) for item in items]
+        groups = [(item.kind, item.layers, item.in_flight) for item in items]
         limits = workspace_limits(self.problem, {item.kind for item in items}, min_workspace)
         bounds = sorted(
             (min_seconds(self.problem, groups, budget - workspace, workspace), workspace)
@@ -155,7 +155,7 @@ class Knapsack:
         fixed = self._round_down(items, budget, workspace)
         spare, joined = budget, EMPTY
         for item, numbers in zip(items, fixed, strict=True):
-            num_free = min(item.count, per_item)
+            num_free = min(item.layers, per_item)
             for number in islice(_take_turns([*numbers]), num_free):
                 numbers[number] -= 1
             spare -= sum(
@@ -163,7 +163,7 @@ class Knapsack:
                 for n, choice in zip(numbers, self.problem.kinds[item.kind].choices, strict=True)
             )
         for item in items:
-            frontier = self._free_frontier(item, min(item.count, per_item), workspace)
+            frontier = self._free_frontier(item, min(item.layers, per_item), workspace)
             joined = join_frontiers(joined, frontier, spare)
         if not len(joined.memory):
             return None
@@ -182,21 +182,23 @@ class Knapsack:
     ) -> list[list[int]]:
         """Return the layers of each item by choice: as linear programming chooses them, and the
         layer that it divides by its smaller choice."""
-        excess, steps, counts = -budget, [], []
+        excess = -budget
+        steps: list[tuple[float, int, int, int, float]] = []
+        counts: list[list[int]] = []
         for number, item in enumerate(items):
             path = self._hull_path(item, workspace)
             counts.append([0] * len(self.choices[item.kind]))
-            counts[-1][path[0][2]] = item.count
-            excess += item.count * path[0][1]
+            counts[-1][path[0][2]] = item.layers
+            excess += item.layers * path[0][1]
             for before, after in pairwise(path):
                 saved = before[1] - after[1]
                 steps.append(((after[0] - before[0]) / saved, number, before[2], after[2], saved))
-        for _, number, before, after, saved in sorted(steps):
+        for _, number, fast, small, saved in sorted(steps):
             if excess <= 0:
                 break
-            moved = min(counts[number][before], math.ceil(excess / saved))
-            counts[number][before] -= moved
-            counts[number][after] += moved
+            moved = min(counts[number][fast], math.ceil(excess / saved))
+            counts[number][fast] -= moved
+            counts[number][small] += moved
             excess -= moved * saved
         return counts
 

@@ -1,6 +1,6 @@
-"""Evo 1 and StripedHyena-7B: folders in the layout of togethercomputer/stripedhyena (config.json of
-configuration_hyena.py, tensors of stripedhyena/model.py under `backbone.`), and that code's forward
-pass written out in plain torch."""
+"""Evo 1 and StripedHyena-7B: folders in the layout of togethercomputer/stripedhyena (keys of its
+configuration class, tensors of its model under `backbone.`), and the forward pass of that code,
+written out in plain torch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def write_folder(folder: Path, settings: dict[str, Any], tensors: dict[str, Tens
 def compute_published(
     tensors: dict[str, Tensor], settings: dict[str, Any], tokens: Tensor
 ) -> Tensor:
-    """Return the logits by the equations of stripedhyena/model.py and engine.py."""
+    """Return the logits by the equations of its model and its engine."""
     tensors = {name.removeprefix("backbone."): t.double() for name, t in tensors.items()}
     activation = {"gelu": F.gelu, "silu": F.silu}[settings.get("mlp_activation", "silu")]
 
