@@ -6,7 +6,7 @@ Each run of `published_runs.yaml` (with its source) is priced by the planner as 
 does it: traces, costs, schedules by events. Each figure has one origin:
 
     published   attention, links, memory, the best product: the shipped hardware file
-    fitted      what whole programs attain of it: at most six figures of a device, in the same file
+    fitted      what whole programs attain of it: at most five figures of a device, in the same file
     assumed     EAGER in _published_layouts.py
 
 A run is predicted by the figures of the others; then by those of runs of other kinds, and of other
