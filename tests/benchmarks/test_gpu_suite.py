@@ -185,7 +185,7 @@ def test_programs_of_times_and_limits_are_known_before_the_launch() -> None:
     launches, problems = programs.list_times()
     assert not problems
     names = {launch.program.fn.__name__ for launch in launches}
-    assert {"delta_outputs", "ssd_outputs", "ssd_outputs_by_chunk"} <= names
+    assert {"delta_outputs", "ssd_outputs", "ssd_chunk_outputs"} <= names
     launches, problems = programs.list_limits()
     assert not problems and len({launch.program for launch in launches}) > 40
 

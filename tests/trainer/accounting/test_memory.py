@@ -14,6 +14,8 @@ SMALL = ("synthetic.seq_len=256", "synthetic.batch_rows=4", "micro_batch_tokens=
 BUCKETS = ("engine.reduce_bucket_size=1000000", "engine.allgather_bucket_size=1000000")
 """As large as the gradients; the ranks' other tests have small ones."""
 OFFLOAD = ("engine.offload_optimizer=cpu",)
+DEEPSPEED = "engine.extra={steps_per_print: 1000000}"
+"""A rank that holds the whole state alone keeps DeepSpeed's engine with options of its own."""
 RULES = ("none", "operator", "block", "{save: [matmul]}", "0.5")
 MODEL, HYBRID = "tiny-transformer", "tiny-hybrid"
 
@@ -64,8 +66,17 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
         ),
         (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS]),
         (MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
-        (HYBRID, ["engine.zero=3", "layout.tp=2", "recompute={save: [matmul]}", *BUCKETS]),
-        (HYBRID, ["engine.zero=3", "layout.tp=2", "recompute=block", "precision=bf16", *BUCKETS]),
+        (
+            HYBRID,
+            ["engine.zero=3", "layout.tp=2", "recompute={save: [matmul]}", *BUCKETS, DEEPSPEED],
+        ),
+        (
+            HYBRID,
+            [
+                *("engine.zero=3", "layout.tp=2", "recompute=block", "precision=bf16"),
+                *(*BUCKETS, DEEPSPEED),
+            ],
+        ),
         (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *OFFLOAD, *BUCKETS]),
         (
             MODEL,
