@@ -65,6 +65,9 @@ class SlowMachine(Machine):
     def _rate(self, kind: str, **at: object) -> float:
         return super()._rate(kind, **at) / (self.factor if self.part == "rank" else 1.0)
 
+    def launches(self, count: float) -> float:
+        return super().launches(count) * (self.factor if self.part == "rank" else 1.0)
+
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
         near = math.gcd(ranks, max(1, self.per_node // stride))
         is_slow = near > 1 if self.part == "node" else self.part == "network" and near < ranks
