@@ -74,9 +74,11 @@ def test_invalid_configurations_are_errors() -> None:
 @pytest.fixture
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
+    handler = signal.getsignal(signal.SIGTERM)  # Ray installs one, and leaves it
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
     yield ray
     ray.shutdown()
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.slow
