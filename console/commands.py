@@ -17,7 +17,7 @@ HEADRACE = {
     "tokenize": ("..tokenize.cli:main", "Build token datasets from corpora."),
     "mixtures": (
         "..mixtures.cli:main",
-        "Plan the data of a run: sources, phases, weights; audit it.",
+        "Plan the data of a run: phases, weights; audit it.",
     ),
     "trainer": ("..trainer.cli:main", "Start, resume and report runs."),
     "models": ("..models.cli:main", "Show, count and convert models."),
@@ -31,12 +31,12 @@ HEADRACE = {
     ),
     "compare-hybrids": (
         "..reports.hybrids.cli:compare_hybrids",
-        "Train models of equal size on the same rows, and compare them.",
+        "Compare models of equal size, trained on the same rows.",
     ),
     "completion": (".completion:main", "Complete commands, options and paths in the shell."),
     "demo": (
         "..trainer.guide.demo:main",
-        "Run the whole pipeline at small size, from corpus to model.",
+        "Run the whole pipeline, from corpus to model, small.",
     ),
 }
 """Subcommands of `headrace`."""
