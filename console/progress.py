@@ -29,7 +29,9 @@ def format_bytes(number: float) -> str:
     Memory is counted so too, as in hardware files, rates and GPU names.
     """
     text = format_number(number).replace("B", "G")
-    return f"{text[:-1]} {text[-1]}B" if text[-1].isalpha() else f"{text} bytes"
+    if text[-1].isalpha():
+        return f"{text[:-1]} {text[-1]}B"
+    return f"{text} byte{'s' * (text != '1')}"
 
 
 def format_count(number: float, things: str) -> str:

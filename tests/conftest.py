@@ -60,6 +60,26 @@ def _signals_keep_their_handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in numbers] == handlers
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _transformers_keeps_its_own_classes() -> Iterator[None]:
+    """Take fla's classes out of the Auto classes of transformers, which it replaces when it is
+    imported: Mamba and Mamba-2 among them, by classes that need a GPU."""
+    yield
+    if "fla" not in sys.modules:
+        return
+    from transformers.models.auto import configuration_auto, modeling_auto
+
+    for mapping in (*vars(configuration_auto).values(), *vars(modeling_auto).values()):
+        extra = getattr(mapping, "_extra_content", None)
+        if isinstance(extra, dict):
+            for key in [key for key, value in extra.items() if is_of_fla(key, value)]:
+                del extra[key]
+
+
+def is_of_fla(*classes: object) -> bool:
+    return any(getattr(kind, "__module__", "").startswith("fla.") for kind in classes)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """End a test when the threads of its loaders have ended, before its fixtures do: a thread that

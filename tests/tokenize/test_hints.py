@@ -215,5 +215,5 @@ def test_views_of_much_padding_and_tiny_shards_are_named(folder: Path) -> None:
     assert "are padding, which" not in run("pack o --length 1200 --out right").stderr
     (folder / "b.jsonl").write_text('{"text": "%s"}\n' % ("x" * 599) * 3)
     tiny = build("b.jsonl --shard-size 1", "tiny").stderr
-    assert "--shard-size 1B makes up to 1.84K files" in tiny
+    assert "--shard-size 1 byte makes up to 1.84K files" in tiny
     assert "--shard-size" not in build("b.jsonl --shard-size 4Ki", "small").stderr

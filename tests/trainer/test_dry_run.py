@@ -109,9 +109,12 @@ def test_the_limits_of_this_machine_are_warnings(monkeypatch: pytest.MonkeyPatch
     assert len(about["warnings"]) == 2
     shown = dry(*many)
     assert "warning: a start on this machine would fail: 2048 processes need" in shown.stderr
-    assert "warning: a start on this machine would fail: runs/synthetic has 1B free" in shown.stderr
+    assert (
+        "warning: a start on this machine would fail: runs/synthetic has 1 byte free"
+        in shown.stderr
+    )
     words = ["run", "--model", TINY, *SMALL]
-    assert "1B free" in CliRunner().invoke(main, words).stderr, "a start is refused"
+    assert "1 byte free" in CliRunner().invoke(main, words).stderr, "a start is refused"
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, read_only: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
         ),
         ("pp=two", "pp=two: a degree is a number of at least 1"),
         ("ep=2", "ep=2 splits experts, and the model has none"),
-        ("pp=2,zero=3", "zero=3: layouts with pp=2 have 1, 2"),
+        ("pp=2,zero=3", "zero=3: layouts with pp=2 have no such setting"),
         ("zero=7", "zero=7: layouts of 2 devices have 1, 2, 3"),
         ("engine=fsdp2,zero=1", "zero=1: layouts with engine=fsdp2 have no such setting"),
         ("cp=1,attention=ring", "attention=ring: layouts with cp=1 have a2a"),
@@ -354,7 +354,7 @@ def test_no_plan_names_what_the_nearest_layout_needs() -> None:
     text = plan(*words, code=1).stderr
     assert "no layout fits into 4.0" in text.replace("4.08", "4.0")
     assert "the nearest needs" in text
-    assert "too much: dp 1 × cp 2" in text
+    assert "too much: dp 1 × tp 2" in text
     assert "optimizer " in text
     assert "proven: in each of them the state alone exceeds it" in text
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.autograd.profiler import record_function
@@ -33,7 +33,6 @@ from ..engines.update import conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, RunPlan, Steps, micro_rows
 from .documents.largest import MAX_PIECES, gather_pieces
-from .documents.piece_losses import StepPieces
 from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep
@@ -42,6 +41,9 @@ from .hooks.hook import Hook, Hooks, StepRecord
 from .own_time import Lap, start_timer
 from .signals import Signals, StepSignals
 from .step_stats import PIECES, StepStats, Transfer, gather, step_loss, total_weight
+
+if TYPE_CHECKING:
+    from .documents.piece_losses import StepPieces
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Launched:
     results: Transfer
     """The z-loss, the signals, the squared norms (global, then by layer), losses by piece, and
     losses by row for each micro-batch."""
-    pieces: StepPieces
+    pieces: StepPieces | None
+    """None if losses of documents are not recorded."""
     signals: StepSignals
     received: Sequence[int]
     """Rows that this rank's experts received, by layer."""
@@ -219,7 +222,8 @@ class Loop:
         spike = self._is_spike(batches, losses, state)
         with record_function(ENGINE):
             update = launch(self.engine, rate, signals.layers, discard=spike)
-        results = Transfer([penalty, *signals.vectors(), update, pieces.sums, *losses])
+        sums = torch.zeros(0, device=self.engine.device) if pieces is None else pieces.sums
+        results = Transfer([penalty, *signals.vectors(), update, sums, *losses])
         lap = self.compute_timer.lap() if self.compute_timer is not None else None
         return Launched(step, batches, results, pieces, signals, received, rate, data_wait, lap)
 
@@ -233,7 +237,7 @@ class Loop:
         noise = launched.signals.gradient_squares(step, squares, vectors)
         stats = self._gather(launched, numbers[-losses:], sums, float(penalty))
         skipped = None if result.applied else self._skipped(state, stats)
-        if skipped is not None and self.options.records_documents:
+        if skipped is not None and launched.pieces is not None:
             pieces = gather_pieces(launched.pieces.losses(sums), self.parallel)
             stats = replace(stats, pieces=pieces)
         restored = None
@@ -264,7 +268,9 @@ class Loop:
         )
         return after, stats.stop or after.step == self.options.stop_after
 
-    def _gradients(self, batches: Sequence[MicroBatch]) -> tuple[list[torch.Tensor], StepPieces]:
+    def _gradients(
+        self, batches: Sequence[MicroBatch]
+    ) -> tuple[list[torch.Tensor], StepPieces | None]:
         """Run a step's forward and backward passes. Return losses by row for each micro-batch, and
         by piece."""
         engine, parallel = self.engine, self.parallel
@@ -272,8 +278,9 @@ class Loop:
         weight = total_weight(batches, parallel, divisor)
         orders = self.orders(len(batches))
         if not self.options.records_documents:
-            losses = execute(orders, batches, engine, parallel, weight)
-            return losses, StepPieces.empty(parallel.device)
+            return execute(orders, batches, engine, parallel, weight), None
+        from .documents.piece_losses import StepPieces  # needs numpy, which synthetic rows do not
+
         token_losses: list[torch.Tensor] = []
         losses = execute(orders, batches, engine, parallel, weight, token_losses)
         return losses, StepPieces.sum(batches, token_losses, parallel, divisor)
@@ -298,14 +305,14 @@ class Loop:
         penalty: float,
     ) -> StepStats:
         step = launched.step
-        reports_pieces = self.options.records_documents and self.parallel.reports_rows
+        pieces = launched.pieces if self.parallel.reports_rows else None
         measured: dict[str, Any] = {
             "z_loss": penalty,
             "data_wait": launched.data_wait,
             "expert_load": launched.received,
             "save_failed": self.checkpoints is not None and self.checkpoints.failed,
             **({} if launched.lap is None else {"own_seconds": launched.lap.seconds()}),
-            **({PIECES: launched.pieces.losses(sums, MAX_PIECES)} if reports_pieces else {}),
+            **({} if pieces is None else {PIECES: pieces.losses(sums, MAX_PIECES)}),
             **self.hooks.measure(),
         }
         stats = gather(

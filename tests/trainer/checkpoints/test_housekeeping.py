@@ -44,7 +44,7 @@ def test_options_replace_the_values_of_the_runs_policy(tmp_path: Path) -> None:
 def test_the_ends_of_phases_are_kept(tmp_path: Path) -> None:
     folder = run_with(tmp_path, 7, 8, 9)  # the phase ends at 8
     done = clean(str(tmp_path), "--keep-last", "1")
-    assert done.exit_code == 0 and done.output.endswith("\n1 checkpoint, 0B\n")
+    assert done.exit_code == 0 and done.output.endswith("\n1 checkpoint, 0 bytes\n")
     assert store.name(8) in names(folder) and store.name(7) not in names(folder)
 
 

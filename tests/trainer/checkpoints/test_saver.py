@@ -134,7 +134,7 @@ def test_headers_of_files_do_not_count(
     keeper = saver.Saver(tmp_path, config, parallel.checkpoint, quiet_seconds=0.01)
     keeper.save([fragment(torch.zeros(4, 4))], state(7))
     keeper.wait()
-    assert "saving step 7: 64B of 64B (100%)" in capsys.readouterr().err
+    assert "saving step 7: 64 bytes of 64 bytes (100%)" in capsys.readouterr().err
 
 
 def test_a_short_save_shows_nothing(

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.names import Divisor
+from headrace.models.model.loss import LossParts
 from headrace.models.model.model import Model, initial_weights
 from headrace.trainer.engines.objective import Objective, divisor_terms
 
@@ -106,8 +107,8 @@ def test_router_losses_keep_their_size() -> None:
         def run_chunk(self, *_: object, **__: object) -> tuple[list[torch.Tensor], torch.Tensor]:
             return [torch.zeros(1)], torch.full((1,), 7.0)
 
-        def loss(self, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.zeros(()), torch.zeros(2, 1)
+        def loss(self, *_: object) -> tuple[torch.Tensor, LossParts]:
+            return torch.zeros(()), LossParts(*torch.zeros(3, 1))
 
     for divisor in get_args(Divisor):
         objective = Objective(Routed(), divisor=divisor)  # type: ignore[arg-type]

@@ -313,7 +313,7 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     with pytest.raises(StorageError, match="one checkpoint takes"):
         start.start(found, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
     assert not found.folder.root.exists()
-    with pytest.raises(StorageError, match="1B free, and one checkpoint takes"):
+    with pytest.raises(StorageError, match="1 byte free, and one checkpoint takes"):
         checks.check_disk(found)
 
 
