@@ -89,7 +89,7 @@ def _modalities(facts: TrainingFacts) -> Section:
         answers=(
             Answer(
                 question="Modality and training data size",
-                text="each token counts once, however often it was served",
+                text="each token of a source counts once, however often it was served",
                 head=("modality", "training data size", "tokens"),
                 rows=tuple((name, _size_range(count), f"{count:,}") for name, count in modalities),
             ),
