@@ -96,7 +96,7 @@ def test_formats_declare_distinct_endings_and_real_settings() -> None:
         assert set(corpus_format(name).settings) <= set(fields)
 
 
-@pytest.mark.parametrize("page", ["limits.md", "design.md", "first-hour.md", "tokenize.md"])
+@pytest.mark.parametrize("page", ["limits.md", "first-hour.md", "tokenize.md"])
 def test_the_pages_name_every_format(page: str) -> None:
     text = (Path(headrace.__file__).parent / "docs" / page).read_text().lower()
     words = {name: (name,) for name in CORPUS_FORMATS} | {"warc": ("warc", "wet")}
