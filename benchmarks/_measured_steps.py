@@ -13,7 +13,7 @@ from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.program import Program
+from headrace.planner.prices.program import TrainingProgram
 from headrace.planner.search.given_layout import price_run
 from headrace.planner.search.make import uniform_phase
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
@@ -62,7 +62,7 @@ def predict(step: Step) -> tuple[float, float]:
         )
         file = replace(file, attention=rows)
     machine = Machine(
-        Hardware(file, hardware.where), "bf16", program=Program(update_bytes=ENGINE_BYTES)
+        Hardware(file, hardware.where), "bf16", program=TrainingProgram(update_bytes=ENGINE_BYTES)
     )
     engine = Fsdp2Config(gather="block")  # as FSDP2 was on one rank, without its own way
     run = RunConfig(precision="bf16", device="cuda", micro_batch_tokens=LENGTH, engine=engine)

@@ -16,7 +16,7 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Attained, Experts
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
-from headrace.planner.prices.program import Program
+from headrace.planner.prices.program import TrainingProgram
 from headrace.planner.search.given_layout import price_time
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.traces.trace import LayerTrace
@@ -75,9 +75,9 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
     return Hardware(changed, hardware.where)
 
 
-def describe_program(run: Run, traffic: float) -> Program:
+def describe_program(run: Run, traffic: float) -> TrainingProgram:
     fp8, cp = run.get("fp8", False), run.get("cp")
-    return Program(
+    return TrainingProgram(
         traffic=traffic * (1.0 if run.get("compiled", True) else EAGER),
         fp8_backward=1.0,
         fp8_experts=True,

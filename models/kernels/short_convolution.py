@@ -121,7 +121,7 @@ def _(grad: Tensor, x: Tensor, taps: Tensor, *arguments: Any) -> tuple[Tensor, T
     )
 
 
-class _Call(NamedTuple):
+class _ConvolutionCall(NamedTuple):
     """What follows from a call's sizes."""
 
     width: int
@@ -136,7 +136,7 @@ def _prepare(
     optional_inputs: tuple[Tensor | None, ...],
     gated: bool,
     silu: bool,
-) -> tuple[Tensor, list[Tensor], _Call]:
+) -> tuple[Tensor, list[Tensor], _ConvolutionCall]:
     """Return x and optional inputs as programs read them, and the call. `optional_inputs` are
     history, bias, skip and positions."""
     x = to_channels_last(x)
@@ -155,7 +155,7 @@ def _bind(
     gated: bool,
     silu: bool,
     forward_span: int,
-) -> _Call:
+) -> _ConvolutionCall:
     (num_rows, length, width), (groups, reach) = shape, taps_shape
     width = width // 3 if gated else width
     is_long = reach > 8
@@ -174,7 +174,7 @@ def _bind(
         grid = (num_rows * -(-length // span) * -(-width // constants["CHANNELS"]),)
         return _programs().bind(name, grid, *sizes, SPAN=span, **constants)
 
-    return _Call(
+    return _ConvolutionCall(
         width,
         num_rows * -(-length // SPAN),
         bind("short_convolution_forward", forward_span),

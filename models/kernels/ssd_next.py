@@ -54,7 +54,7 @@ def _programs() -> Any:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ChunkCall:
     """A call's tensors without copies where possible, its sizes and decays."""
 
     xBC: Tensor
@@ -175,8 +175,8 @@ def _build(
     positions: Tensor | None,
     head_dim: int,
     state_size: int,
-) -> _Call:
-    return _Call(
+) -> _ChunkCall:
+    return _ChunkCall(
         to_channels_last(xBC), to_channels_last(dt), dt_bias.contiguous(), A_log.contiguous(),
         D.contiguous(), None if positions is None else positions.contiguous(), head_dim, state_size,
     )  # fmt: skip
@@ -194,7 +194,7 @@ class _Decays:
     by_chunk: Tensor
 
 
-def _compute_decays(call: _Call) -> _Decays:
+def _compute_decays(call: _ChunkCall) -> _Decays:
     by_token = call.empty_sums(5)
     by_chunk = by_token.new_empty(call.rows, call.chunks, call.heads)
     _programs()[0].ssd_decays[call.delta_grid](
@@ -207,7 +207,7 @@ def _compute_decays(call: _Call) -> _Decays:
 
 
 def _walk(
-    call: _Call,
+    call: _ChunkCall,
     x: Tensor,
     B: Tensor,
     weights: Tensor,
@@ -268,7 +268,7 @@ def forward(
     return out, final, _entering_state(entering, axis, call), empty
 
 
-def _entering_state(state: Tensor | None, axis: str, call: _Call) -> Tensor:
+def _entering_state(state: Tensor | None, axis: str, call: _ChunkCall) -> Tensor:
     """Return a state to keep: under context parallelism zeros if there is none."""
     if state is not None:
         return state.float().clone()

@@ -32,7 +32,7 @@ class Item(NamedTuple):
     layers: int
 
 
-class Selection(NamedTuple):
+class LayerSelection(NamedTuple):
     """Choices for the layers of a stage."""
 
     time: float
@@ -130,7 +130,7 @@ class Knapsack:
 
     def _select(
         self, items: Sequence[Item], budget: float, min_workspace: float
-    ) -> Selection | None:
+    ) -> LayerSelection | None:
         """Return the best selection over all workspace limits; None if none fits."""
         groups = [(item.kind, item.layers, item.in_flight) for item in items]
         limits = workspace_limits(self.problem, {item.kind for item in items}, min_workspace)
@@ -138,7 +138,7 @@ class Knapsack:
             (min_seconds(self.problem, groups, budget - workspace, workspace), workspace)
             for workspace in limits
         )
-        best: Selection | None = None
+        best: LayerSelection | None = None
         for bound, workspace in bounds:
             if math.isinf(bound) or (best is not None and bound >= best.time * (1 - ROUNDING)):
                 break
@@ -149,7 +149,7 @@ class Knapsack:
 
     def _select_within(
         self, items: Sequence[Item], budget: float, workspace: float
-    ) -> Selection | None:
+    ) -> LayerSelection | None:
         """Fix all layers but a few as linear programming does, and choose those exactly."""
         per_item = max(1, EXACT_LAYERS // len(items))
         fixed = self._round_down(items, budget, workspace)
@@ -175,7 +175,7 @@ class Knapsack:
             end = start + len(choices)
             counts.append([a + int(b) for a, b in zip(numbers, free[start:end], strict=True)])
             start = end
-        return Selection(time, budget - spare + float(joined.memory[-1]), counts)
+        return LayerSelection(time, budget - spare + float(joined.memory[-1]), counts)
 
     def _round_down(
         self, items: Sequence[Item], budget: float, workspace: float

@@ -13,7 +13,7 @@ from ..grid.split import Direction, Split
 from ..hardware import Hardware
 from ..hardware.file import Attained, Overhead
 from ..traces.work import EXPERTS, Work
-from .program import Program
+from .program import TrainingProgram
 
 MEMORY_BOUND = (
     *("rms_norm", "add_rms_norm", "gated_rms_norm", "glu", "rope"),
@@ -43,10 +43,10 @@ class Machine:
         *,
         fp8: Fp8Config | None = None,
         roofline: bool = False,
-        program: Program | None = None,
+        program: TrainingProgram | None = None,
     ) -> None:
         self.hardware = hardware
-        self.program = program or Program()
+        self.program = program or TrainingProgram()
         self.precision = "bf16" if fp8 else precision
         """Precision for all operations but FP8 products."""
         self.number_bytes = PRECISIONS[self.precision].weight_bytes

@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class TrainingProgram:
     """The defaults are headrace's trainer."""
 
     traffic: float = 1.0

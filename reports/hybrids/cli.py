@@ -11,7 +11,7 @@ import click
 from ...console import command
 
 if TYPE_CHECKING:
-    from .folder import Entry
+    from .folder import ComparedRun
     from .prepare import PreparedComparison
     from .results import Comparison
 
@@ -156,15 +156,15 @@ def compare_hybrids(
     command.say(f"page: {folder.page}\nresults: {folder.results}")
 
 
-def _entries(prepared: PreparedComparison, num_seeds: int) -> list[Entry]:
+def _entries(prepared: PreparedComparison, num_seeds: int) -> list[ComparedRun]:
     """Return all models with the first seed, then the first model with further seeds."""
-    from .folder import Entry
+    from .folder import ComparedRun
 
     first, *_ = prepared.models
     seed = prepared.run.seed
     return [
-        *(Entry(name, seed) for name in prepared.models),
-        *(Entry(first, seed + number) for number in range(1, num_seeds)),
+        *(ComparedRun(name, seed) for name in prepared.models),
+        *(ComparedRun(first, seed + number) for number in range(1, num_seeds)),
     ]
 
 

@@ -26,7 +26,7 @@ SETTINGS, MODELS = "settings.yaml", "models"
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """A run of the comparison."""
 
     model: str
@@ -49,7 +49,7 @@ class ComparisonFolder(RequestFolder):
     def model_file(self, name: str) -> Path:
         return self.root / MODELS / f"{name}.yaml"
 
-    def run_folder(self, entry: Entry) -> files.RunFolder:
+    def run_folder(self, entry: ComparedRun) -> files.RunFolder:
         return files.RunFolder(self.root / "runs" / entry.name)
 
     def peers(self) -> Mapping[str, Path]:

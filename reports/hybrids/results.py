@@ -15,7 +15,7 @@ from ...models.accounting.memory import generation_bytes
 from ...trainer.folders import folder as files
 from ...trainer.run.stored import read_run
 from ..board.byte_sizes import bits_per_byte, bytes_per_token
-from .folder import ComparisonFolder, Entry
+from .folder import ComparedRun, ComparisonFolder
 from .prepare import PreparedComparison
 
 STATE_LENGTHS = (512, 2048, 8192, 32768, 131072)
@@ -94,13 +94,13 @@ class Comparison:
 
 
 def read_comparison(
-    folder: ComparisonFolder, prepared: PreparedComparison, entries: Sequence[Entry]
+    folder: ComparisonFolder, prepared: PreparedComparison, entries: Sequence[ComparedRun]
 ) -> Comparison:
     """Read all runs that have begun, at the last step that all have taken."""
     begun = [entry for entry in entries if folder.run_folder(entry).ledger.exists()]
     if not begun:
         raise RunError(f"no run of {folder.root} has begun", hint="train them: --tokens 1M")
-    roots: dict[str, tuple[Entry | None, Path]] = {
+    roots: dict[str, tuple[ComparedRun | None, Path]] = {
         entry.name: (entry, folder.run_folder(entry).root) for entry in begun
     }
     roots |= {name: (None, path) for name, path in folder.peers().items()}
@@ -173,7 +173,12 @@ def _first_difference(first: Path, second: Path, last: int) -> int:
 
 
 def _read_result(
-    name: str, entry: Entry | None, root: Path, step: int, digest: str, sizes: Mapping[str, float]
+    name: str,
+    entry: ComparedRun | None,
+    root: Path,
+    step: int,
+    digest: str,
+    sizes: Mapping[str, float],
 ) -> Result:
     evaluations = [
         (

@@ -13,12 +13,12 @@ from ...dataplane.runlog import writer as lines
 from ...trainer.checkpoints import store
 from ...trainer.cluster.ranks import INTERRUPTED
 from ..anneal.train import Interrupted, run_trainer
-from .folder import ComparisonFolder, Entry
+from .folder import ComparedRun, ComparisonFolder
 
 TASKS = ("mqar", "needle")
 
 
-def train(folder: ComparisonFolder, entries: Sequence[Entry], ends: Iterable[int]) -> None:
+def train(folder: ComparisonFolder, entries: Sequence[ComparedRun], ends: Iterable[int]) -> None:
     """Train every run to each step of `ends`. A run that stands there already is not started."""
     for end in ends:
         for entry in entries:
@@ -36,7 +36,7 @@ def train(folder: ComparisonFolder, entries: Sequence[Entry], ends: Iterable[int
             )
 
 
-def _run_arguments(folder: ComparisonFolder, entry: Entry) -> list[str]:
+def _run_arguments(folder: ComparisonFolder, entry: ComparedRun) -> list[str]:
     return [
         "run",
         str(folder.settings),
@@ -49,7 +49,7 @@ def _run_arguments(folder: ComparisonFolder, entry: Entry) -> list[str]:
 
 def measure_recall(
     folder: ComparisonFolder,
-    entry: Entry,
+    entry: ComparedRun,
     step: int,
     *,
     data: str,
@@ -67,7 +67,7 @@ def measure_recall(
 
 
 def has_recall(
-    folder: ComparisonFolder, entry: Entry, step: int, lengths: Sequence[int], examples: int
+    folder: ComparisonFolder, entry: ComparedRun, step: int, lengths: Sequence[int], examples: int
 ) -> bool:
     file = folder.run_folder(entry).recall
     return file.exists() and any(
