@@ -66,16 +66,16 @@ class StreamDataset(IterableDataset[Item]):
         self.names, self.cache = names, cache
         self.next = Place(plan.first_step)
         """The next micro-batch of this process."""
-        self._is_workers = False
-        """Whether `next` is a place of one torch worker alone."""
+        self._is_worker_place = False
+        """True if `next` counts the micro-batches of one torch worker alone."""
 
     def __len__(self) -> int:
         """Count the micro-batches that are left, over all workers."""
-        left = -self.next.index
+        remaining = -self.next.index
         for phase in self.plan.phases:
             num_steps = phase.end_step - max(phase.first_step, self.next.step)
-            left += max(num_steps, 0) * self._count_items(phase)
-        return max(left, 0)
+            remaining += max(num_steps, 0) * self._count_items(phase)
+        return max(remaining, 0)
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Return the place of the next micro-batch. A DataLoader with workers reads in their
@@ -101,16 +101,16 @@ class StreamDataset(IterableDataset[Item]):
                 f"{self.plan.end_step - 1}"
             )
         worker = get_worker_info()
-        own = None if worker is None else [worker.id, worker.num_workers]
-        self._is_workers = "worker" in state
-        if self._is_workers and state["worker"] != own:
+        this_worker = None if worker is None else [worker.id, worker.num_workers]
+        self._is_worker_place = "worker" in state
+        if self._is_worker_place and state["worker"] != this_worker:
             number, workers = state["worker"]
             raise PlanError(
                 f"the state is that of torch worker {number} of {workers}",
                 hint="load it with as many workers, or save `state_dict(step=…)`",
             )
         layout = {"world": self.world, "micro_batch": self.micro_batch}
-        is_within = place.index or self._is_workers
+        is_within = place.index or self._is_worker_place
         if is_within and any(state.get(key) != value for key, value in layout.items()):
             raise PlanError(
                 f"the state lies within step {place.step}, on {state.get('world')} ranks with "
@@ -131,7 +131,7 @@ class StreamDataset(IterableDataset[Item]):
             group_bytes=0,
             micro_batch=self.micro_batch,
             first_index=self.next.index,
-            skipped=0 if self._is_workers else number,
+            skipped=0 if self._is_worker_place else number,
             workers=workers,
         )
         batcher = Batcher(self.micro_batch)

@@ -1,1 +1,1 @@
-"""What a model was trained on, as a law and as inventories of software ask it."""
+"""Summaries of a model's training data, for a law and for inventories of software."""

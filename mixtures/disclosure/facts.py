@@ -24,7 +24,7 @@ from .tally import FieldTally, SourceTally, tally_source
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
-    """What is known of a source that the run drew from."""
+    """Facts of a source that the run drew from."""
 
     name: str
     url: str
@@ -71,7 +71,7 @@ class SourceFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingFacts:
-    """What is known of a run's training data."""
+    """Facts of a run's training data."""
 
     run: str
     plan: str

@@ -18,7 +18,7 @@ class Answer:
     question: str
     text: str = ""
     fill: str = ""
-    """What would answer it; empty if it is answered."""
+    """The missing fact that would answer it; empty if it is answered."""
     head: tuple[str, ...] = ()
     """Names of columns, if the answer is a table."""
     rows: tuple[tuple[str, ...], ...] = ()

@@ -1,4 +1,4 @@
-"""What only the provider of a model can say of its data: dataclasses of the YAML.
+"""The provider's statement about a model and its data: dataclasses of the YAML.
 
 provider: {name: Mill Ltd, contact: data@mill.example}
 model: {name: mill-1b}
@@ -27,7 +27,7 @@ CATEGORIES: Mapping[Category, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderStatement:
-    """Who answers for the model."""
+    """The provider of the model."""
 
     name: str = ""
     contact: str = ""
@@ -63,15 +63,15 @@ class SourceStatement:
     crawlers: tuple[str, ...] = ()
     """Names of the crawlers."""
     purposes: str = ""
-    """What the crawlers are for."""
+    """Purposes of the crawlers."""
     behaviour: str = ""
     """How the crawlers behave: robots.txt, paywalls, captchas."""
     period: str = ""
     """When the crawlers collected: from, to."""
     collected_from: Literal["model", "service"] | None = None
-    """Of user data: from the model, or from another service or product of the provider."""
+    """Origin of user data: the model, or another service or product of the provider."""
     generators: tuple[str, ...] = ()
-    """Of synthetic data: models that wrote it, with links to their summaries."""
+    """Models that wrote synthetic data, with links to their summaries."""
 
     def __post_init__(self) -> None:
         for key, category in (
@@ -118,7 +118,7 @@ class Thresholds:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """What the provider states."""
+    """All facts that the provider states."""
 
     provider: ProviderStatement = field(default_factory=ProviderStatement)
     model: ModelStatement = field(default_factory=ModelStatement)
@@ -129,7 +129,7 @@ class Statement:
     characteristics: str = ""
     """Other characteristics of the data, such as countries or groups of people."""
     code_of_practice: bool | None = None
-    """Whether the provider has signed the code of practice on reservations of rights."""
+    """True if the provider has signed the code of practice on reservations of rights."""
     reservations: str = ""
     """Measures that respect reservations of rights: protocols and opt-outs that were honoured."""
     illegal_content: str = ""
