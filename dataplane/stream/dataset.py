@@ -42,7 +42,8 @@ class StreamDataset(IterableDataset[Item]):
 
     An item is a dictionary. `names="headrace"`: `tokens`, `targets`, `weights`, `positions` and
     `cu_seqlens` as in a `Batch`, `step`, and `rows`, the row numbers in the stream (-1 in padding
-    rows). `names="transformers"`: `input_ids`, `labels`, `position_ids`.
+    rows). `names="transformers"`: `input_ids`, `labels`, `position_ids`. A second pass begins where
+    the first one did, with and without workers.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class StreamDataset(IterableDataset[Item]):
         self.plan, self.micro_batch = plan, micro_batch
         self.rank, self.world = rank, world
         self.names, self.cache = names, cache
-        self.next = Place(plan.first_step)
-        """The next micro-batch of this process."""
+        self.start = self.next = Place(plan.first_step)
+        """Where every pass begins, and the next micro-batch of this process."""
         self._is_worker_place = False
-        """True if `next` counts the micro-batches of one torch worker alone."""
+        """True if `start` counts the micro-batches of one torch worker alone."""
 
     def __len__(self) -> int:
-        """Count the micro-batches that are left, over all workers."""
-        remaining = -self.next.index
+        """Count the micro-batches of a pass, over all workers."""
+        remaining = -self.start.index
         for phase in self.plan.phases:
-            num_steps = phase.end_step - max(phase.first_step, self.next.step)
+            num_steps = phase.end_step - max(phase.first_step, self.start.step)
             remaining += max(num_steps, 0) * self._count_items(phase)
         return max(remaining, 0)
 
@@ -117,20 +118,21 @@ class StreamDataset(IterableDataset[Item]):
                 f"micro-batches of {state.get('micro_batch')} rows",
                 hint="save a state where a step ends to go on with other ranks or micro-batches",
             )
-        self.next = place
+        self.start = self.next = place
 
     def __iter__(self) -> Iterator[Item]:
+        self.next = self.start
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         worker_rows = WorkerRows(
             plan=self.plan,
             rank=self.rank,
             world=self.world,
-            start_step=self.next.step,
+            start_step=self.start.step,
             digests=False,
             group_bytes=0,
             micro_batch=self.micro_batch,
-            first_index=self.next.index,
+            first_index=self.start.index,
             skipped=0 if self._is_worker_place else number,
             workers=workers,
         )

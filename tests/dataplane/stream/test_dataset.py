@@ -106,6 +106,15 @@ def test_a_data_loader_with_workers_gives_the_same_items_in_the_same_order(chang
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_pass_begins_where_the_first_one_did(changing: Plan, workers: int) -> None:
+    dataset = Stream(changing).dataset(micro_batch=6)
+    dataset.load_state_dict({"plan": changing.hash, "step": changing.end_step - 4})
+    loader = load(dataset, workers)
+    first = summarize(loader)
+    assert first and summarize(loader) == first and len(loader) == len(first)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_data_loader_goes_on_within_a_step(changing: Plan, workers: int) -> None:
     """Stop after 11 micro-batches, with those that workers read ahead; load in a new loader."""
 
