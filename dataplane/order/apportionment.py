@@ -91,6 +91,8 @@ class Assignment:
         counts: Int64 = repeat.before + turn * repeat.per_table + begun_turn
         return counts
 
+    approximate_counts = counts
+
     def debts(self, row: int) -> list[Fraction]:
         """Compute the tokens owed after the rows [0, row), by source."""
         owed, counts = [Fraction(0)] * self.num_sources, self.counts(0)

@@ -114,6 +114,18 @@ class Parent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Shares that a run decided: from a row on, up to the phase's end or the next decision."""
+
+    row: int
+    """First row of a step."""
+    weights: tuple[int, ...]
+    """An integer weight per source."""
+    digest: str
+    """Hash over this decision, those before it, and the plan (runlog/decisions.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan(PhaseTimeline[Phase]):
     """The rows of a run: sources, phases, and the order."""
 
@@ -127,6 +139,9 @@ class Plan(PhaseTimeline[Phase]):
     debts: tuple[Fraction, ...] = ()
     """Tokens owed to each source at the start of the plan."""
     parent: Parent | None = None
+    decisions: tuple[Decision, ...] = ()
+    """Decisions of the run so far, by row. Its decisions.jsonl holds them, not the saved plan: the
+    plan's hash identifies the order without them."""
 
     @property
     def fair(self) -> bool:
@@ -189,6 +204,10 @@ class Plan(PhaseTimeline[Phase]):
         }
         canonical = json.dumps(order, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+    def decision_digest(self, row: int) -> bytes:
+        """Return the digest of the decision from `row` on; empty if there is none."""
+        return b"".join(bytes.fromhex(d.digest) for d in self.decisions if d.row == row)
 
     @property
     def learnt_hash(self) -> str:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..arrays import Int64
 from .apportionment import Assignment
-from .fair.eras import Eras
+from .fair.eras import Eras, LoadSlowTable
 from .fair.owed import OwedRows
 from .fair.slow_jobs import SlowTable
 from .kept_tables import load_tables
@@ -26,6 +26,7 @@ from .plan import Plan
 from .refills import Refills
 from .simulation import estimate_simulated_rows, simulate
 from .source_order import Draws, Position, SourceOrder
+from .steered import SteeredOrder
 from .tables import Tables
 
 MIN_CACHED_ROWS = 1 << 17
@@ -148,9 +149,10 @@ class Stream:
         """`is_prefix`: a fair plan begins with this one; rows with another length follow."""
         self.plan = plan
         fair = plan.fair or is_prefix
-        self.assignment = (
-            _fair_assignment(plan, is_prefix=is_prefix) if fair else _table_assignment(plan)
-        )
+        planned = _fair_assignment(plan, is_prefix=is_prefix) if fair else _table_assignment(plan)
+        self.assignment: Assignment | Eras | SteeredOrder = planned
+        if plan.decisions:
+            self.assignment = SteeredOrder(plan, planned, _load_slow_tables)
         self.refills = {
             index: Refills(source.refills)
             for index, source in enumerate(plan.sources)
@@ -242,9 +244,7 @@ class Stream:
 
     def approximate_counts(self, row: int) -> Int64:
         """Approximate `counts(row)` to within a row: fast, for pictures."""
-        if isinstance(self.assignment, Eras):
-            return self.assignment.approximate_counts(row - self.plan.first_row)
-        return self.counts(row)
+        return self.assignment.approximate_counts(row - self.plan.first_row)
 
     def positions(self, row: int) -> tuple[Position, ...]:
         """Return the position before `row` by source, in rows with the length before it."""
@@ -337,13 +337,19 @@ def _table_assignment(plan: Plan) -> Assignment:
 
 def _fair_assignment(plan: Plan, *, is_prefix: bool) -> Eras:
     name = f"{plan.hash}-beginning" if is_prefix else plan.hash
+    lines = plan.lines()
+    debts = plan.debts or (Fraction(0),) * len(plan.sources)
+    pays_debts = is_prefix or plan.parent is not None or len(lines) > 1
+    return Eras(lines, debts, pays_debts=pays_debts, load=_load_slow_tables(name))
+
+
+def _load_slow_tables(name: str) -> LoadSlowTable:
+    """Return a function that keeps the slow jobs of large eras on this host; `name` identifies the
+    order."""
 
     def load(number: int, owed: OwedRows, compute: Callable[[], SlowTable]) -> SlowTable:
         if owed.rows <= MIN_CACHED_ROWS:
             return compute()
         return load_tables(f"{name}-era-{number}", compute, SlowTable)
 
-    lines = plan.lines()
-    debts = plan.debts or (Fraction(0),) * len(plan.sources)
-    pays_debts = is_prefix or plan.parent is not None or len(lines) > 1
-    return Eras(lines, debts, pays_debts=pays_debts, load=load)
+    return load

@@ -4,7 +4,9 @@
 
 The hash is blake2b over the previous step's hash and the digests of the step's rows in global
 order; a plan's first step continues from the plan's hash. It is the same in every layout: two runs
-with equal hashes have seen the same tokens in the same order, by the same plan.
+with equal hashes have seen the same tokens in the same order, by the same plan. Where the shares of
+a decision begin (decisions.py), its digest comes before those of the rows; the line has it as
+`decision`.
 """
 
 from __future__ import annotations
@@ -22,15 +24,16 @@ from .writer import encode_line
 
 NAME = "ledger.jsonl"
 FIELDS = ("step", "first_row", "rows", "hash")
-OPTIONAL = {"skipped", "why", "back_to"}
-"""Further keys of a skipped step."""
+DECISION = "decision"
+OPTIONAL = {"skipped", "why", "back_to", DECISION}
+"""Further keys: of a skipped step, and of a step with new shares."""
 DIGEST_BYTES = 16
 COMMITMENT_BYTES = 32
 
 
 def roll(previous: str, digests: bytes) -> str:
-    """Compute the hash after a step from the concatenated digests of its rows. `previous` is the
-    hash before the step: at first, the plan's."""
+    """Compute the hash after a step from the concatenated digests of its rows, with that of a
+    decision before them. `previous` is the hash before the step: at first, the plan's."""
     assert len(digests) % DIGEST_BYTES == 0
     data = bytes.fromhex(previous) + digests
     return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
@@ -74,6 +77,13 @@ def find_skipped(file: str | Path) -> Iterator[tuple[int, int]]:
     with StepLines(file, _is_whole) as lines:
         for line in lines.with_key("skipped"):
             yield line.get("back_to", line["step"]), line["step"] + 1
+
+
+def find_decisions(file: str | Path) -> Iterator[tuple[int, str]]:
+    """Yield the steps from which new shares hold, and the digests of these decisions."""
+    with StepLines(file, _is_whole) as lines:
+        for line in lines.with_key(DECISION):
+            yield line["step"], line[DECISION]
 
 
 def commit(file: str | Path, plan_hash: str, step: int) -> str:

@@ -79,7 +79,8 @@ class Auditor:
             )
         previous = self.hash_before(number)
         digests = bytes.fromhex("".join(row.tokens_hash for row in audited))
-        if ledger.roll(previous, digests) != entry.hash:
+        decided = self.plan.decision_digest(planned.first_row)
+        if ledger.roll(previous, decided + digests) != entry.hash:
             raise IntegrityError(
                 f"the rows of step {number} do not match their hash in the ledger: the datasets, "
                 "the plan or the ledger were changed after the run",

@@ -18,8 +18,9 @@ from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Parent, Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.runlog import ledger
+from ...dataplane.runlog.decisions import load_run_plan
 from ...dataplane.storage import storage
-from ..planning.branch_point import PLAN, checkpoint_steps
+from ..planning.branch_point import checkpoint_steps
 from ..planning.open_plan import open_plan
 
 
@@ -135,7 +136,7 @@ def _open_parents(child: ServedRows, streams: dict[str, Stream]) -> Iterator[Ser
 
 
 def _open_parent(parent: Parent) -> Stream:
-    plan = Plan.load(storage.join(parent.run, PLAN))
+    plan = load_run_plan(parent.run)
     if plan.hash != parent.hash:
         raise PlanError(f"the run {parent.run} has another plan than the one that was continued")
     return Stream(plan)

@@ -19,14 +19,15 @@ from functools import cached_property
 from ...console.errors import PlanError
 from ...dataplane.order.plan import Parent, Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder, UnservedTokens
+from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import Stream
+from ...dataplane.runlog.decisions import load_run_plan
 from ...dataplane.storage import storage
 from ..mixture_file.check import Inherited, MixtureFinding
 from ..mixture_file.mixture import After, Mixture, SourceSpec, explicit_shares, find_temperature
 from .open_sources import OpenedSource
 from .shares import Shares, drawn_shares
 
-PLAN = "plan.json"
 CHECKPOINT = re.compile(r"^step-(\d+)$")
 
 
@@ -74,7 +75,7 @@ class BranchPoint:
             name: dict(shares)
             for name, shares in (self.plan.parent.phases if self.plan.parent else {}).items()
         }
-        for phase in self.plan.phases:
+        for phase in decided_phases(self.plan):
             shares = zip(names, drawn_shares(phase), strict=True)
             by_phase[phase.name] = {name: share for name, share in shares if share}
         return by_phase
@@ -82,7 +83,7 @@ class BranchPoint:
 
 def open_branch_point(after: After) -> BranchPoint:
     """Find the row at which a mixture continues another run."""
-    plan = Plan.load(storage.join(after.run, PLAN))
+    plan = load_run_plan(after.run)
     if any(source.refills for source in plan.sources):
         raise PlanError(
             f"the run {after.run} has refilled rows from beyond its end (`refill`), which a "
@@ -101,6 +102,8 @@ def open_branch_point(after: After) -> BranchPoint:
     else:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
+    decisions = tuple(decision for decision in plan.decisions if decision.row < row)
+    plan = replace(plan, decisions=decisions)
     return BranchPoint(plan, Stream(plan), row, step, token, after.run, after.reshuffle)
 
 

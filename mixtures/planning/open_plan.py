@@ -11,10 +11,11 @@ from ...console.log import get_logger
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.runlog import ledger
+from ...dataplane.runlog.decisions import PLAN, load_run_plan
 from ...dataplane.storage import storage
 from ..mixture_file.mixture import After
 from ..mixture_file.tolerant_read import read
-from .branch_point import PLAN, BranchPoint, open_branch_point
+from .branch_point import BranchPoint, open_branch_point
 from .open_sources import OpenedSource
 from .resolve_mixture import resolve_with_sources
 
@@ -73,7 +74,7 @@ def open_plan(name: str, overrides: Sequence[str] = ()) -> OpenedPlan:
             typed=True,
         )
         raise ConfigError("the overrides on the command line", [problem])
-    return OpenedPlan(Stream(Plan.load(storage.join(run, PLAN) if run else name)), run=run)
+    return OpenedPlan(Stream(load_run_plan(run) if run else Plan.load(name)), run=run)
 
 
 def _is_folder(name: str) -> bool:

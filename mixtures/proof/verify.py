@@ -16,10 +16,10 @@ from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
 from ...dataplane.runlog import ledger
+from ...dataplane.runlog.decisions import PLAN, load_run_plan
 from ...dataplane.storage import storage
 from ..exposure.lineage import ServedRows
 from ..exposure.request import Match
-from ..planning.branch_point import PLAN
 from .chunks import ProvenDataset
 from .proof import DocumentProof, ProvenStep, answer_document
 
@@ -36,7 +36,7 @@ def verify_proof(
     `run` is a folder with the plan and the ledger, `data` a URL with the manifest and the tables.
     """
     run = proof.run if run is None else run
-    plan, file = Plan.load(storage.join(run, PLAN)), storage.join(run, ledger.NAME)
+    plan, file = load_run_plan(run), storage.join(run, ledger.NAME)
     _, newest = ledger.find_entries(file, proof.step)
     if newest is None:
         raise IntegrityError(f"the ledger has no step {proof.step:,}", where=file)
@@ -94,13 +94,13 @@ def _check_step(plan: Plan, file: str, proven: ProvenStep) -> None:
     expected = before.hash if before is not None else plan.hash
     if before is None and (not is_first or plan.parent is not None):
         expected = proven.before  # the line before is in the ledger of the run that is continued
-    digests = bytes.fromhex(proven.digests)
+    digests, decided = bytes.fromhex(proven.digests), plan.decision_digest(planned.first_row)
     if (
         entry is None
         or (entry.first_row, entry.rows) != (planned.first_row, planned.rows)
         or len(digests) != planned.rows * ledger.DIGEST_BYTES
         or proven.before != expected
-        or ledger.roll(proven.before, digests) != entry.hash
+        or ledger.roll(proven.before, decided + digests) != entry.hash
     ):
         raise IntegrityError(
             f"the digests of step {proven.step:,} do not lead to its hash in the ledger", where=file

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...dataplane.arrays import Float64, Int64
 from ...dataplane.order.plan import Plan
+from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import Stream
 from ..learning_rate import learning_rate_at
 from ..lr_shapes import load_shape
@@ -137,7 +138,7 @@ def _count_taken(stream: Stream) -> tuple[list[int], Int64]:
 def _average_shares(plan: Plan) -> tuple[list[int], Float64]:
     """Return the edges of stretches, and the average shares [source, stretch] between them."""
     edges, columns = [plan.phases[0].first_token], []
-    for phase in plan.phases:
+    for phase in decided_phases(plan):
         for stretch in phase.stretches:
             for rows, shares in stretch.stairs:
                 edges.append(edges[-1] + rows * phase.seq_len)

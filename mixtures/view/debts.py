@@ -13,6 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from ...dataplane.arrays import Int64
+from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import LengthSpan, Stream
 
 MAX_EXAMINED_ROWS = 1 << 16
@@ -82,7 +83,7 @@ def _find_furthest_row(stream: Stream, span: LengthSpan, rows: Int64) -> int:
     sources, draws = stream.assignment.locate(rows - plan.first_row)
     debts = np.array([float(debt) for debt in stream.debts(span.first_row)]) / span.length
     owed = np.zeros((len(rows), 2))
-    for phase in plan.phases:
+    for phase in decided_phases(plan):
         if not span.first_row <= phase.first_row < span.end_row:
             continue
         first_row = phase.first_row

@@ -13,6 +13,7 @@ from itertools import pairwise
 from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder
+from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import Stream
 from ..planning.branch_point import BranchPoint
 from ..planning.continuation import Continuation, compare_continuation, epochs_consumed
@@ -111,7 +112,7 @@ def summarize(
     counts = [stream.counts(row) for row in edges]
     phases = [
         _phase_use(stream, phase, after - before)
-        for phase, (before, after) in zip(plan.phases, pairwise(counts), strict=True)
+        for phase, (before, after) in zip(decided_phases(plan), pairwise(counts), strict=True)
     ]
     return Summary(
         hash=plan.hash,

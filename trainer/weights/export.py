@@ -13,8 +13,8 @@ import torch
 
 from ...console.config import load
 from ...console.errors import UserError
-from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import Stream
+from ...dataplane.runlog.decisions import load_run_plan
 from ...dataplane.storage import storage
 from ...mixtures.disclosure.eu import render_eu
 from ...mixtures.disclosure.facts import gather_facts
@@ -104,7 +104,7 @@ def read_stream(source: WeightSource) -> Stream | None:
     """Return the stream that trained the weights; None without a run's plan."""
     if not isinstance(source, Checkpoint) or source.run is None or not source.run.plan.exists():
         return None
-    return Stream(Plan.load(source.run.plan))
+    return Stream(load_run_plan(source.run.root))
 
 
 def _summarize(source: WeightSource, statement: str) -> str:

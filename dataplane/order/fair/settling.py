@@ -41,16 +41,16 @@ def settle(lines: Sequence[Line], debts: Rows) -> list[Line]:
         }
         first, rows = 0, FIRST_ROWS
         while first < line.rows and max(debts) > NEGLIGIBLE:
-            segment = _slice_line(line, first, min(first + rows, line.rows))
+            segment = slice_line(line, first, min(first + rows, line.rows))
             segment, debts = _pay(segment, debts, later_sources)
             settled.append(segment)
             first, rows = first + segment.rows, rows * GROWTH
         if first < line.rows:
-            settled.append(_slice_line(line, first, line.rows))
+            settled.append(slice_line(line, first, line.rows))
     return settled
 
 
-def _slice_line(line: Line, first: int, end: int) -> Line:
+def slice_line(line: Line, first: int, end: int) -> Line:
     """Slice the rows [first, end) out of a line."""
     if line.start == line.end or (first, end) == (0, line.rows):
         return Line(end - first, line.start, line.end)
