@@ -23,6 +23,12 @@ settings.register_profile("same", **GENERAL, derandomize=True)
 settings.register_profile("others", **GENERAL)
 settings.load_profile("same")
 
+# Each process of `make test` keeps to its own core: libraries start as many threads as they see
+# cores, and threads of two tests that wait for each other would take turns on both.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
 # A background job of a shell ignores Ctrl-C, and so would the commands that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
