@@ -1,12 +1,13 @@
 """The public summary of training content of the European Union, Article 53(1)(d) of Regulation (EU)
 2024/1689, by the template of the Commission, C(2025) 8311.
 
-Sections, questions and ranges of sizes are the template's, as summaries filed in 2026 show them. An
-answer comes from the run, from its datasets or from the provider's statement.
+Sections, questions and ranges of sizes are the template's, as the summaries filed in 2026 repeat
+them. An answer comes from the run, from its datasets or from the provider's statement.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from .eu_sources import NO, source_sections
@@ -27,8 +28,13 @@ MAX_ROWS = 1000
 
 def summarize_for_eu(facts: TrainingFacts, *, max_rows: int | None = MAX_ROWS) -> list[Section]:
     """Answer the template's questions. `max_rows`: of the list of domain names; None lists all."""
+    statement = facts.statement
+    general = (
+        say("Version of the summary", statement.version, "state `version`"),
+        say("Last update", statement.updated, "state `updated`"),
+    )
     return [
-        Section(number="1", title="General information"),
+        Section(number="1", title="General information", answers=general),
         _provider(facts),
         _model(facts),
         _modalities(facts),
@@ -76,10 +82,9 @@ def _model(facts: TrainingFacts) -> Section:
 
 
 def _modalities(facts: TrainingFacts) -> Section:
-    sequences = sum(s.distinct_tokens for s in facts.sources if s.tokenizer == "genome")
-    text = facts.distinct_tokens - sequences
-    modalities = [("Text", text)] if text else []
-    modalities += [("Other: nucleotide sequences", sequences)] if sequences else []
+    modalities = Counter[str]()
+    for source in facts.sources:
+        modalities[source.modality] += source.distinct_tokens
     statement = facts.statement
     without_date = [source.name for source in facts.sources if source.newest is None]
     fields = statement.fields
@@ -91,7 +96,10 @@ def _modalities(facts: TrainingFacts) -> Section:
                 question="Modality and training data size",
                 text="each token of a source counts once, however often it was served",
                 head=("modality", "training data size", "tokens"),
-                rows=tuple((name, _size_range(count), f"{count:,}") for name, count in modalities),
+                rows=tuple(
+                    (name, _size_range(count), f"{count:,}")
+                    for name, count in sorted(modalities.items(), reverse=True)
+                ),
             ),
             say("Types of content", statement.content, "state `content`"),
             say(
@@ -146,7 +154,8 @@ def _reservations(facts: TrainingFacts) -> Section:
         ),
         say(
             "Measures implemented before model training to respect reservations of rights from "
-            "the TDM exception or limitation before and during data collection",
+            "the TDM exception or limitation before and during data collection, including the "
+            "opt-out protocols and solutions honoured",
             facts.statement.reservations,
             "state `reservations`",
         ),

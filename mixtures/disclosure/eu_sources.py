@@ -16,7 +16,10 @@ def source_sections(facts: TrainingFacts, max_rows: int | None) -> list[Section]
     """Answer the questions on sources. `max_rows`: of the list of domain names."""
     return [
         _public(facts),
-        Section(number="2.2", title="Private datasets obtained from third parties"),
+        Section(
+            number="2.2",
+            title="Private non-publicly available datasets obtained from third parties",
+        ),
         _licensed(facts),
         _private(facts),
         _crawled(facts, max_rows),
@@ -30,7 +33,7 @@ def _public(facts: TrainingFacts) -> Section:
     sources = _select(facts, "public")
     share = facts.statement.thresholds.large_dataset
     tokens = sum(source.distinct_tokens for source in sources)
-    large = [source for source in sources if source.distinct_tokens > share * tokens]
+    large = [source for source in sources if source.distinct_tokens >= share * tokens]
     small = [source for source in sources if source not in large]
     answers = [
         _has_any(facts, "public", "Have you used publicly available datasets to train the model?")
@@ -40,7 +43,7 @@ def _public(facts: TrainingFacts) -> Section:
             _list_sources(
                 "List of large publicly available datasets",
                 large,
-                f"above {share:.3g} of the tokens of all public datasets",
+                f"{share:.3g} or more of the tokens of all public datasets",
             )
         )
     if small:
@@ -66,7 +69,11 @@ def _licensed(facts: TrainingFacts) -> Section:
 
 def _private(facts: TrainingFacts) -> Section:
     sources = _select(facts, "private")
-    question = "Have you obtained private datasets from third parties that are not so licensed?"
+    question = (
+        "Have you obtained private datasets from third parties that are not licensed as described "
+        "in Section 2.2.1, such as data obtained from providers of private databases, or data "
+        "intermediaries?"
+    )
     answers = [_has_any(facts, "private", question)]
     listed = "List of private datasets obtained from other third parties"
     answers += [_list_sources(listed, sources)] if sources else []
@@ -110,18 +117,16 @@ def _domains(
 ) -> list[Answer]:
     """List the domain names with most tokens, up to the share that the law asks for."""
     question = "Summary of the most relevant domain names crawled"
-    thresholds = facts.statement.thresholds
     missing = [source.name for source in sources if source.domains is None]
     key = facts.statement.fields.url
     fill = f"build the datasets of {', '.join(missing)} with `--keep {key}`"
     total, unknown = merge_tallies([source.domains for source in sources])
     if not total:
         return [say(question, "", fill)]
-    count = max(1, round(thresholds.domains * len(total)))
-    count = min(count, thresholds.max_domains or count)
+    count = facts.statement.count_listed_domains(len(total))
     shown = count if max_rows is None else min(count, max_rows)
     text = (
-        f"the first {count:,} of {len(total):,} host names, by the tokens that the weights have "
+        f"the first {count:,} of {len(total):,} domain names, by the tokens that the weights have "
         f"seen; {unknown:,} tokens come from documents without a URL"
     )
     text += f"; {shown:,} are shown here, and all {count:,} in the JSON" if shown < count else ""
@@ -166,21 +171,32 @@ def _synthetic(facts: TrainingFacts) -> Section:
         "the model?"
     )
     answers = [_has_any(facts, "synthetic", question)]
-    answers += [
-        say(
-            f"AI model(s) used to generate {source.title}",
-            ", ".join(source.statement.generators),
-            f"state `sources.{source.name}.generators`",
-        )
-        for source in sources
-    ]
+    for source in sources:
+        key = f"sources.{source.name}"
+        answers += [
+            say(
+                "General-purpose AI model(s) on the market used to generate the synthetic data "
+                f"({source.title})",
+                ", ".join(source.statement.generators),
+                f"state `{key}.generators`",
+            ),
+            say(
+                "Other AI models, including the provider's own that are not on the market, used "
+                f"to generate the synthetic data ({source.title})",
+                source.statement.unpublished_generators,
+                f"state `{key}.unpublished_generators`, or that there are none",
+            ),
+        ]
     answers += [_list_sources("Synthetic datasets", sources)] if sources else []
     return Section(number="2.5", title="Synthetic data", answers=tuple(answers))
 
 
 def _other(facts: TrainingFacts) -> Section:
     sources = _select(facts, "other")
-    question = "Have data sources other than those described above been used to train the model?"
+    question = (
+        "Have data sources other than those described in Sections 2.1 to 2.5 been used to train "
+        "the model?"
+    )
     answers = [_has_any(facts, "other", question)]
     answers += [_list_sources("Description of these data", sources)] if sources else []
     return Section(number="2.6", title="Other sources of data", answers=tuple(answers))
@@ -206,10 +222,11 @@ def _has_any(
 
 
 def _list_sources(question: str, sources: Sequence[SourceFacts], text: str = "") -> Answer:
-    head = ("dataset", "link", "content", "tokens seen", "licences", "origin")
+    head = ("dataset", "modality", "link", "content", "tokens seen", "licences", "origin")
     rows = tuple(
         (
             source.title,
+            source.modality,
             source.statement.link or f"`{source.url}`",
             source.statement.description or "not stated",
             f"{source.served_tokens:,}",

@@ -21,6 +21,9 @@ from .served_tokens import ServedTokens, count_served
 from .statement import SourceStatement, Statement
 from .tally import FieldTally, SourceTally, tally_source
 
+TEXT, SEQUENCES = "Text", "Other: nucleotide sequences"
+"""Modalities."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFacts:
@@ -47,6 +50,10 @@ class SourceFacts:
     def title(self) -> str:
         """The name for the public."""
         return self.statement.name or self.name
+
+    @property
+    def modality(self) -> str:
+        return SEQUENCES if self.tokenizer == "genome" else TEXT
 
     @property
     def licenses(self) -> tuple[str, ...]:

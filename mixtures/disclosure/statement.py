@@ -24,6 +24,9 @@ CATEGORIES: Mapping[Category, str] = {
     "other": "anything else",
 }
 
+DOMAINS, SME_DOMAINS, SME_MAX_DOMAINS = 0.10, 0.05, 1000
+"""The template's shares and limit of domain names that are listed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderStatement:
@@ -33,6 +36,8 @@ class ProviderStatement:
     contact: str = ""
     representative: str = ""
     """Authorised representative in the Union, with contact."""
+    sme: bool = False
+    """True for a small or medium-sized enterprise, which lists fewer domain names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,9 @@ class SourceStatement:
     collected_from: Literal["model", "service"] | None = None
     """Origin of user data: the model, or another service or product of the provider."""
     generators: tuple[str, ...] = ()
-    """Models that wrote synthetic data, with links to their summaries."""
+    """Models on the market that wrote synthetic data, with links to their summaries."""
+    unpublished_generators: str = ""
+    """Models that wrote synthetic data and are not on the market."""
 
     def __post_init__(self) -> None:
         for key, category in (
@@ -81,6 +88,7 @@ class SourceStatement:
             ("period", "crawled"),
             ("collected_from", "user"),
             ("generators", "synthetic"),
+            ("unpublished_generators", "synthetic"),
         ):
             if getattr(self, key) and self.category != category:
                 raise ValueError(f"{key} belongs to a source of the category {category}")
@@ -97,20 +105,25 @@ class FieldNames:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Shares above which the law asks for names. They are those of the notice of July 2025 as it
-    is cited, and were not compared with its text: check them against the text that binds you."""
+    """Shares from which on the template asks for names.
+
+    Those of domain names are the template's: the top- and second-level domains among the 10% with
+    most content; for a small or medium-sized enterprise the 5%, or 1,000 if these are fewer. The
+    share of a large dataset is the template's as others read it.
+    """
 
     large_dataset: float = 0.03
-    """A public dataset with a larger share of the public tokens is listed by name."""
-    domains: float = 0.10
-    """Share of the domain names, those with most tokens first, that is listed; 0.05 for a small
-    or medium-sized enterprise."""
+    """A public dataset with this share of the public tokens, or a larger one, is listed by name."""
+    domains: float | None = None
+    """Share of the domain names, those with most tokens first, that is listed; default: 0.10, or
+    0.05 for a small or medium-sized enterprise."""
     max_domains: int | None = None
-    """Maximum number of listed domain names; 1,000 for a small or medium-sized enterprise."""
+    """Maximum number of listed domain names; default: none, or 1,000 for a small or medium-sized
+    enterprise."""
 
     def __post_init__(self) -> None:
         for key in ("large_dataset", "domains"):
-            if not 0 <= getattr(self, key) <= 1:
+            if not 0 <= (getattr(self, key) or 0) <= 1:
                 raise ValueError(f"{key} is a share between 0 and 1")
         if self.max_domains is not None and self.max_domains < 1:
             raise ValueError("max_domains is at least 1")
@@ -120,6 +133,10 @@ class Thresholds:
 class Statement:
     """All facts that the provider states."""
 
+    version: str = ""
+    """Version of the summary, with links to earlier ones."""
+    updated: str = ""
+    """Date of the summary's last update."""
     provider: ProviderStatement = field(default_factory=ProviderStatement)
     model: ModelStatement = field(default_factory=ModelStatement)
     sources: dict[str, SourceStatement] = field(default_factory=dict)
@@ -139,16 +156,29 @@ class Statement:
     fields: FieldNames = field(default_factory=FieldNames)
     thresholds: Thresholds = field(default_factory=Thresholds)
 
+    def count_listed_domains(self, count: int) -> int:
+        """Return how many of `count` domain names the summary lists."""
+        thresholds, sme = self.thresholds, self.provider.sme
+        share = thresholds.domains
+        if share is None:
+            share = SME_DOMAINS if sme else DOMAINS
+        listed = max(1, round(share * count))
+        limit = thresholds.max_domains or (SME_MAX_DOMAINS if sme else None)
+        return min(listed, limit or listed)
+
 
 def render_statement(sources: Sequence[str]) -> str:
     """Render a first statement for the sources of a run, to be filled in."""
     lines = [
         "# What the summary of the training data cannot take from the run. An empty value stays",
         "# empty in the summary, which then says so.",
+        'version: ""                # of the summary, with links to earlier ones',
+        'updated: ""                # date of its last update',
         "provider:",
         '  name: ""',
         '  contact: ""',
         '  representative: ""        # authorised representative in the Union',
+        "  sme: false                # true: a small or medium-sized enterprise",
         "model:",
         '  name: ""                  # with version',
         '  dependencies: ""          # the model that it was made from, or none',

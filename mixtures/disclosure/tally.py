@@ -20,6 +20,10 @@ from .statement import FieldNames
 
 HOST = r"^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(?:[Ww]{3}\.)?(?P<host>[^/:?#@]+)"
 """The host name of a URL, without `www.`, in the syntax of RE2."""
+SECOND_LEVELS = "ac|co|com|ed|edu|gen|go|gob|gov|gouv|govt|id|ltd|mil|ne|net|nom|or|org|plc|sch"
+"""Names below a country's domain under which domains are registered: `co` in `mill.co.uk`."""
+DOMAIN = rf"(?P<domain>[^.]+\.(?:(?:{SECOND_LEVELS})\.[a-z][a-z]|[^.]*[^.0-9][^.]*))\.?$"
+"""The top- and second-level domain of a host name; an address of four numbers has none."""
 
 
 @dataclass
@@ -82,7 +86,7 @@ def tally_source(dataset: Dataset, served: ServedTokens, names: FieldNames) -> S
         if tally.languages is not None:
             _add_values(tally.languages, values[names.language], tokens[is_held])
         if tally.domains is not None:
-            _add_values(tally.domains, _find_hosts(values[names.url]), tokens[is_held])
+            _add_values(tally.domains, _find_domains(values[names.url]), tokens[is_held])
         if names.date in kept:
             tally.newest = max(tally.newest or "", _newest(values[names.date])) or None
     return tally
@@ -111,13 +115,15 @@ def _add_values(tally: FieldTally, column: Any, tokens: Int64) -> None:
         tally.tokens[value] += count
 
 
-def _find_hosts(column: Any) -> Any:
-    """Return the host names in a column of URLs, in lower case; null where there is none."""
+def _find_domains(column: Any) -> Any:
+    """Return the domain names in a column of URLs, in lower case; null where there is none. A host
+    without a top-level domain stands for itself."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     urls = pc.cast(column, pa.string())
-    return pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, HOST), "host"))
+    hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, HOST), "host"))
+    return pc.coalesce(pc.struct_field(pc.extract_regex(hosts, DOMAIN), "domain"), hosts)
 
 
 def _newest(column: Any) -> str:

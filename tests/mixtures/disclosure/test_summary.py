@@ -38,6 +38,9 @@ LANGUAGES = [["en"], ["de", "fr"], None, ["en", "en"]]
 HOSTS = {
     "https://www.Mill.example/a?b": "mill.example",
     "http://user@stream.example:80/": "stream.example",
+    "https://a.news.co.uk./b": "news.co.uk",
+    "http://10.0.0.1/c": "10.0.0.1",
+    "https://wheel.stream.example": "stream.example",
     "no URL": None,
     None: None,
 }
@@ -195,7 +198,7 @@ def test_the_page_answers_from_run_and_statement(run: Path, tmp_path: Path) -> N
     tokens = web.languages.tokens["en"]
     assert f"| en | {tokens:,} | " in page
     assert "| Less than 1 billion tokens |" in page
-    assert "| mill.example | " in page.split("most relevant domain names crawled")[1]
+    assert "| stream.example | " in page.split("most relevant domain names crawled")[1]
     assert "| Provider name | Mill Ltd |" in page
     assert "state `model.placed_on_market`" in page and "state `sources.web.purposes`" in page
     assert "| Were crawlers used by the provider or on behalf of? | Yes |" in page
@@ -241,6 +244,19 @@ def test_a_first_statement_is_one(run: Path, tmp_path: Path) -> None:
     assert list(statement.sources) == ["web", "code"]
     assert invoke(run, "--statement", file) == invoke(run)
     invoke(run, "--new-statement", file, code=2)  # it exists
+
+
+@pytest.mark.parametrize(
+    ("stated", "listed"),
+    [
+        ({}, 4000),
+        ({"provider": {"sme": True}}, 1000),
+        ({"thresholds": {"max_domains": 10}}, 10),
+        ({"provider": {"sme": True}, "thresholds": {"domains": 0.01}}, 400),
+    ],
+)
+def test_the_law_asks_for_a_tenth_of_the_domain_names(stated: Any, listed: int) -> None:
+    assert config.build(Statement, stated, source="stated").count_listed_domains(40_000) == listed
 
 
 def test_wrong_statements_are_named(run: Path) -> None:
