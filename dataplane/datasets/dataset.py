@@ -181,6 +181,12 @@ class Dataset:
             for origin in self.open_shard(shard).origins(*span)
         ]
 
+    @cached_property
+    def has_ids(self) -> bool:
+        """True if the dataset keeps the corpus' ids of its documents."""
+        shards = (number for number, shard in enumerate(self.shards) if shard.documents)
+        return any(self.open_shard(number).origins(0, 1)[0].id is not None for number in shards)
+
     def find_ids(self, ids: Collection[str]) -> Iterator[tuple[int, DocumentOrigin]]:
         """Yield the documents whose corpus' id is among `ids`: number and origin."""
         for shard, first in enumerate(self.shard_documents[:-1].tolist()):

@@ -77,6 +77,7 @@ def find(
         if key not in finder.matched_keys:
             if as_json:
                 click.echo(json.dumps({"asked": key, "in_no_dataset": True}))
-            command.say(f"{key}: in no dataset that these runs drew from")
+            could = "could be searched" if finder.is_partial else "these runs drew from"
+            command.say(f"{key}: in no dataset that {could}")
     for lineage, summary in zip(lineages, summaries, strict=True):
         command.say(summary.format_text(lineage.name))

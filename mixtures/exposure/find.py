@@ -19,7 +19,7 @@ from ..audit.auditor import trace_views
 from .answers import DocumentAnswer, Exposure, SourceAnswer
 from .lineage import Lineage, ServedRows
 from .pieces import find_pieces
-from .request import DocumentRequest, Match
+from .request import WITHOUT_IDS, DocumentRequest, Match
 
 BLOCK_DOCUMENTS = 4096
 """Documents searched together."""
@@ -34,6 +34,8 @@ class Finder:
     """The only source to search; None: all."""
     matched_keys: set[str] = field(default_factory=set)
     """What was asked for, and is in a dataset."""
+    is_partial: bool = False
+    """True if a source could not be searched."""
     _opened: dict[tuple[str, str], tuple[Dataset, list[Match]] | str] = field(default_factory=dict)
 
     def find(self, lineage: Lineage) -> Iterator[DocumentAnswer | SourceAnswer]:
@@ -54,9 +56,13 @@ class Finder:
                 continue  # its dataset need not exist
             opened = self._open(source)
             if isinstance(opened, str):
+                self.is_partial = True
                 yield _source_answer(lineage, source, opened)
                 continue
             dataset, matches = opened
+            if self.request.ids and not dataset.has_ids:
+                self.is_partial = True
+                yield _source_answer(lineage, source, WITHOUT_IDS)
             self.matched_keys.update(match.key for match in matches)
             for start in range(0, len(matches), BLOCK_DOCUMENTS):
                 block = matches[start : start + BLOCK_DOCUMENTS]

@@ -15,8 +15,14 @@ from ...dataplane.shards.documents import DocumentOrigin
 from ...dataplane.storage import storage
 from ..planning.id_list import read_ids
 
+LIST_ENDINGS = (".txt", ".jsonl", ".ndjson", ".parquet", ".pq")
 NUMBER = "number:"
 """Begins a document's number in a dataset."""
+
+WITHOUT_IDS = (
+    "its documents have no ids; `tokenize build --id-field` keeps them, and number:N and --text "
+    "find documents without"
+)
 
 
 class Match(NamedTuple):
@@ -55,7 +61,7 @@ class DocumentRequest:
         named = [(number, f"{NUMBER}{number}") for number in self.numbers if number < count]
         for number, key in [*named, *_match_texts(dataset, self.texts)]:
             matches[number] = Match(number, key, dataset.origins(number, number + 1)[0])
-        if self.ids:
+        if self.ids and dataset.has_ids:
             for number, origin in dataset.find_ids(self.ids):
                 matches[number] = Match(number, str(origin.id), origin)
         return [matches[number] for number in sorted(matches)]
@@ -70,6 +76,10 @@ def parse_request(documents: Sequence[str], texts: Sequence[str]) -> DocumentReq
             numbers.append(int(word.removeprefix(NUMBER)))
         elif _is_file(word):
             ids.update(read_ids(word))
+        elif word.endswith(LIST_ENDINGS):
+            raise InputError(
+                f"there is no file {word}", hint="an id that ends like this stands in a list of ids"
+            )
         else:
             ids.update(id for id in word.split(",") if id)
     return DocumentRequest(

@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ...console.log import get_logger
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.order.epochs.remainder import merge_spans
 from ..mixture_file.check import MixtureFinding
 from .id_list import read_ids
 from .open_sources import OpenedSource
+
+log = get_logger(__name__)
 
 TokenSpans = tuple[tuple[int, int], ...]
 """Token ranges [start, end) of a dataset, sorted."""
@@ -28,7 +31,7 @@ def find_unlearnt(
     return {
         name: spans
         for name, source in (opened if ids else {}).items()
-        if (spans := _find_spans(source, ids))
+        if (spans := _find_spans(name, source, ids))
     }
 
 
@@ -41,8 +44,11 @@ def check_unlearnt(
     return []
 
 
-def _find_spans(source: OpenedSource, ids: set[str]) -> TokenSpans:
+def _find_spans(name: str, source: OpenedSource, ids: set[str]) -> TokenSpans:
     dataset = Dataset(source.spec.data, generations=len(source.generations))
+    if not dataset.has_ids:
+        log.warning("`without` finds no document of %s: they have no ids", name)
+        return ()
     numbers = np.array([number for number, _ in dataset.find_ids(ids)], np.int64)
     if not len(numbers):
         return ()

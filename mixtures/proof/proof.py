@@ -131,7 +131,7 @@ def _find_document(
     """Find the only document of this id or number."""
 
     request = parse_request((document,), ())
-    candidates = []
+    candidates, without_ids = [], []
     for source in opened.plan.sources:
         if source_name not in (None, source.name):
             continue
@@ -139,6 +139,8 @@ def _find_document(
             source.url, hash=source.dataset, generations=source.generations, name=source.name
         )
         candidates += [(source, match) for match in request.match(dataset)]
+        if request.ids and not dataset.has_ids:
+            without_ids.append(source.name)
     if len(candidates) != 1:
         places = ", ".join(f"{match.number} of {source.name}" for source, match in candidates)
         raise PlanError(
@@ -147,6 +149,8 @@ def _find_document(
             else f"no source of the plan has a document {document}",
             hint="a proof is about one document: give --source, or number:N"
             if candidates
+            else f"documents of {', '.join(without_ids)} have no ids: ask by number:N"
+            if without_ids
             else None,
         )
     return candidates[0]

@@ -328,9 +328,26 @@ def test_lists_of_ids(tmp_path: Path) -> None:
     text.write_text("\n")
     lines.write_text('{"document": "id-3"}\n')
     parquet.write_bytes(b"PAR1")
-    for file, message in ((text, "is empty"), (lines, "no list of ids"), (parquet, "no list of")):
+    wrong = {text: "is empty", lines: "no list of ids", parquet: "no list of"}
+    for file, message in {**wrong, tmp_path / "typo.txt": "there is no file"}.items():
         with pytest.raises(InputError, match=message):
             parse_request((str(file),), ())
+
+
+def test_absence_by_id_is_not_claimed_of_documents_without_ids(tmp_path: Path) -> None:
+    data, run = str(tmp_path / "web"), tmp_path / "run"
+    write_dataset(data, random_documents(1, 60), ids=False)
+    phase = {"tokens": 512, "seq_len": 32, "batch": 64, "weights": {"web": 1}}
+    spec = {"sources": {"web": {"data": data}}, "phases": {"one": phase}}
+    write_taken_run(run, plan_of(spec), 8)
+    shown = CliRunner().invoke(main, ["find", str(run), "--documents", "id-3", "--json"])
+    (source,) = [json.loads(line) for line in shown.stdout.splitlines()[1:-1]]
+    assert "have no ids" in source["problem"] and source["served_tokens"] == 512
+    assert "id-3: in no dataset that could be searched" in shown.stderr
+    numbers = CliRunner().invoke(main, ["find", str(run), "--documents", "number:3"])
+    assert "document 3 of web" in numbers.output and "no ids" not in numbers.output
+    words = ["prove", str(run), "--document", "id-3", "--out", str(tmp_path / "p.json")]
+    assert "documents of web have no ids" in CliRunner().invoke(main, words).output
 
 
 def test_a_ledger_of_another_plan_is_refused(plan: Plan, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def write_dataset(
     codes: Sequence[np.ndarray] | None = None,
     weight_table: tuple[float, ...] | None = None,
     fingerprint: str = "test",
+    ids: bool = True,
 ) -> Manifest:
     """Append documents to the dataset at `url` as one generation."""
     if storage.exists(storage.join(url, manifests.NAME)):
@@ -64,7 +65,7 @@ def write_dataset(
             files=(f"corpus-{manifest.documents}.txt",),
             file=np.zeros(len(part), np.int32),
             position=np.arange(first, first + len(part), dtype=np.int64),
-            ids=tuple(f"id-{first + number}" for number in range(len(part))),
+            ids=tuple(f"id-{first + number}" for number in range(len(part))) if ids else None,
             weights=None
             if codes is None
             else np.concatenate(codes[first : first + shard_documents]).astype(np.uint8),
