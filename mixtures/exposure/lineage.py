@@ -116,7 +116,25 @@ def _open_lineage(name: str, streams: dict[str, Stream]) -> Lineage:
         unknown = error.message
     is_run = opened.run is not None
     checkpoints = tuple(checkpoint_steps(name)) if is_run else ()
+    if checkpoints:
+        _check_checkpoint(name, checkpoints[-1], opened.plan)
     return Lineage(name, tuple(reversed(served)), checkpoints, unknown)
+
+
+def _check_checkpoint(run: str, step: int, plan: Plan) -> None:
+    """Raise if a checkpoint was saved under another plan than the run's folder holds: a ledger
+    under a plan with other rows of the same number would be read as that plan's."""
+    file = storage.join(run, "checkpoints", f"step-{step:08d}", "state.json")
+    if not storage.exists(file):  # the files of a checkpoint may lie in a store
+        return
+    saved_plan = json.loads(storage.read(file))["plan_hash"]
+    if saved_plan != plan.hash:
+        raise PlanError(
+            f"the run's checkpoint of step {step:,} belongs to the plan {saved_plan}, and its "
+            f"{PLAN} is {plan.hash}",
+            where=file,
+            hint="restore the plan.json that the run was started with",
+        )
 
 
 def _open_parents(child: ServedRows, streams: dict[str, Stream]) -> Iterator[ServedRows]:

@@ -356,6 +356,14 @@ def test_a_ledger_of_another_plan_is_refused(plan: Plan, tmp_path: Path) -> None
     write_ledger(run, [line | {"first_row": line["first_row"] + 1} for line in lines])
     with pytest.raises(PlanError, match="belongs to another plan: its step 4"):
         open_lineages([str(run)])
+    steady = write_taken_run(tmp_path / "steady", plan, 5, checkpoints=(4,))
+    state = steady / "checkpoints" / "step-00000004" / "state.json"
+    state.write_text(json.dumps({"plan_hash": plan.hash}))
+    assert open_lineages([str(steady)])
+    swapped = replace(plan, sources=plan.sources[::-1])  # rows of the same numbers
+    swapped.save(steady / "plan.json")
+    with pytest.raises(PlanError, match="belongs to the plan"):
+        open_lineages([str(steady)])
 
 
 def test_the_command_names_what_is_in_no_dataset(plan: Plan, tmp_path: Path) -> None:
