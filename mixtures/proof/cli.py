@@ -11,10 +11,20 @@ from ...console import command
 @click.argument("run")
 @click.option("--document", metavar="ID", help="Prove where it stood: its id, or `number:N`.")
 @click.option("--source", metavar="NAME", help="The document's source.")
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    help="Of the weights after so many steps, as a checkpoint is named [the newest].",
+)
 @click.option("--out", metavar="PROOF.json", type=click.Path(), help="Write the proof there.")
 @command.json_option
 def prove(
-    run: str, document: str | None, source: str | None, out: str | None, as_json: bool
+    run: str,
+    document: str | None,
+    source: str | None,
+    step: int | None,
+    out: str | None,
+    as_json: bool,
 ) -> None:
     """Commit to a run, or prove in which of its rows a document stood.
 
@@ -35,16 +45,14 @@ def prove(
     if (document is None) != (out is None):
         raise click.UsageError("give --document and --out together")
     if document is None or out is None:
-        opened = open_run(run)
-        newest = ledger.read_last(str(opened.ledger))
-        assert newest is not None
+        opened, newest = open_run(run, step)
         commitment = ledger.commit(str(opened.ledger), opened.plan.learnt_hash, newest.step)
         if as_json:
             command.emit({"run": run, "step": newest.step, "commitment": commitment})
         else:
             click.echo(f"{commitment}  {run}, through step {newest.step:,}")
         return
-    proof = prove_document(run, document, source)
+    proof = prove_document(run, document, source, step)
     size = proof.save(out)
     rows = len({exposure["row"] for exposure in proof.answer["exposures"]})
     command.say(

@@ -14,6 +14,7 @@ from ...console.errors import IntegrityError, PlanError
 from ...dataplane.datasets.dataset import Dataset, open_pinned
 from ...dataplane.order.plan import PlanSource
 from ...dataplane.runlog import ledger
+from ...dataplane.runlog.ledger import LedgerEntry
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import seal, unseal
 from ..audit.auditor import Auditor
@@ -85,12 +86,13 @@ class DocumentProof:
             raise IntegrityError(f"{file} is no whole proof: {error!r:.200}", hint=hint) from None
 
 
-def prove_document(run: str, document: str, source_name: str | None) -> DocumentProof:
-    """Prove where a document stood: an id in the corpus, or `number:N`."""
-    opened = open_run(run)
+def prove_document(
+    run: str, document: str, source_name: str | None, step: int | None = None
+) -> DocumentProof:
+    """Prove where a document stood: an id in the corpus, or `number:N`. `step`: in the rows of the
+    weights after so many steps; None: of the newest."""
+    opened, newest = open_run(run, step)
     assert opened.ledger is not None
-    newest = ledger.read_last(opened.ledger)
-    assert newest is not None
     source, match = _find_document(opened, document, source_name)
     dataset = RecordedDataset(source.url, generations=source.generations)
     served = ServedRows(run, opened.stream, newest.end_row, newest.end_row, opened.ledger)
@@ -109,12 +111,22 @@ def prove_document(run: str, document: str, source_name: str | None) -> Document
     )
 
 
-def open_run(run: str) -> OpenedPlan:
-    """Open a run that has taken a step."""
+def open_run(run: str, step: int | None = None) -> tuple[OpenedPlan, LedgerEntry]:
+    """Open a run that has taken a step; returns the last entry of its ledger, or the last before
+    `step`."""
     opened = open_plan(run)
-    if opened.ledger is None or ledger.read_last(opened.ledger) is None:
+    newest = None if opened.ledger is None else ledger.read_last(opened.ledger)
+    if opened.ledger is None or newest is None:
         raise PlanError(f"{run} has no ledger with steps: nothing can be proved of it")
-    return opened
+    if step is None:
+        return opened, newest
+    _, entry = ledger.find_entries(opened.ledger, step - 1)
+    if entry is None:
+        raise PlanError(
+            f"the ledger of {run} has no weights of step {step:,}",
+            hint=f"its steps go from {opened.plan.first_step + 1:,} to {newest.step + 1:,}",
+        )
+    return opened, entry
 
 
 def answer_document(

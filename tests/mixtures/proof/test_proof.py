@@ -85,6 +85,31 @@ def test_a_proof_holds_without_shards(published: Published, tmp_path: Path) -> N
         published.verify(trusted="0" * 64)
 
 
+def test_an_earlier_checkpoint_is_proved_under_the_published_hash(tmp_path: Path) -> None:
+    write_dataset(str(tmp_path / "web"), random_documents(1, 120))
+    phase = {"tokens": 8_192, "seq_len": 32, "batch": 256, "weights": {"web": 1}}
+    sources = {"web": {"data": str(tmp_path / "web")}}
+    plan = plan_of({"chunk": 128, "sources": sources, "phases": {"one": phase}})
+    run = str(tmp_path / "run")
+    write_trained(Path(run), plan)
+    whole = next(
+        proof
+        for number in range(120)
+        if len((proof := prove_document(run, f"id-{number}", None)).steps) > 1
+    )
+    first, second, *_ = (step.step for step in whole.steps)
+    document = whole.answer["asked"]
+    absent, present = (prove_document(run, document, None, step) for step in (first, second))
+    assert not absent.steps and [step.step for step in present.steps] == [first]
+    for proof in (absent, present):
+        verify_proof(proof, trusted=whole.commitment)
+        verify_proof(proof, trusted=proof.commitment)
+        with pytest.raises(IntegrityError, match="not for"):
+            verify_proof(proof, trusted=prove_document(run, document, None, 1).commitment[::-1])
+    with pytest.raises(PlanError, match=f"no weights of step {STEPS + 1}"):
+        prove_document(run, document, None, STEPS + 1)
+
+
 def moved_row(proof: DocumentProof) -> DocumentProof:
     first, *exposures = proof.answer["exposures"]
     return replace(proof, answer=proof.answer | {"exposures": [first | {"row": 0}, *exposures]})
