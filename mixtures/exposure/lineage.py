@@ -131,7 +131,7 @@ def _check_checkpoint(run: str, step: int, plan: Plan) -> None:
     if saved_plan != plan.hash:
         raise PlanError(
             f"the run's checkpoint of step {step:,} belongs to the plan {saved_plan}, and its "
-            f"{PLAN} is {plan.hash}",
+            f"plan.json is {plan.hash}",
             where=file,
             hint="restore the plan.json that the run was started with",
         )
