@@ -63,6 +63,23 @@ def local_path(context: click.Context, parameter: click.Parameter, value: str | 
     return value
 
 
+def token_count(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> int | None:
+    """Parse an option's number of tokens, such as 2M or 64Ki."""
+    from .config import count
+
+    if value is None:
+        return None
+    try:
+        tokens = int(value) if value.isdecimal() else count(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}.") from None
+    if tokens < 1 or tokens != int(tokens):
+        raise click.BadParameter(f"{value!r} is not a number of tokens.")
+    return int(tokens)
+
+
 def named_numbers(
     words: Sequence[str], option: str, form: str, maximum: float = math.inf
 ) -> dict[str, float]:

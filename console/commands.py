@@ -34,6 +34,10 @@ HEADRACE = {
         "Compare models of equal size, trained on the same rows.",
     ),
     "completion": (".completion:main", "Complete commands, options and paths in the shell."),
+    "start": (
+        "..trainer.guide.start:main",
+        "Train on a folder of documents, from corpus to model, in a given time.",
+    ),
     "demo": (
         "..trainer.guide.demo:main",
         "Run the whole pipeline, from corpus to model, small.",
@@ -103,3 +107,10 @@ def open_plan(name: str, overrides: Sequence[str] = ()) -> Any:
     return (
         import_module("..mixtures.planning.open_plan", __package__).open_plan(name, overrides).plan
     )
+
+
+def survey_corpus(folder: str, max_documents: int, **settings: Any) -> Any:
+    """Return what a folder of documents holds, for `headrace start`."""
+    config = import_module("..tokenize.sources.format", __package__).SourceConfig(**settings)
+    module = import_module("..tokenize.corpus.survey", __package__)
+    return module.survey_corpus([folder], config, max_documents)

@@ -47,13 +47,21 @@ def keys() -> Iterator[str]:
 @click.argument("datasets", nargs=-1, metavar="[DATASET]...")
 @click.option("--out", type=click.Path(), help="Write to this file instead of stdout.")
 @click.option("--force", is_flag=True, help="Overwrite the file.")
+@click.option(
+    "--tokens", callback=command.token_count, metavar="N", help="Tokens of the run [all, once]."
+)
+@click.option("--seq-len", type=click.IntRange(2), metavar="N", help="Tokens of a row.")
+@click.option("--batch", callback=command.token_count, metavar="N", help="Tokens of a step.")
 @command.json_option
-def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) -> None:
+def new(
+    datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool, **sizes: int | None
+) -> None:
     """Write a first mixture of some datasets, with comments, ready to edit.
 
     \b
-    Example:
+    Examples:
       mixtures new s3://corpus/web s3://corpus/code --out mixture.yaml
+      mixtures new data/web --tokens 20M --seq-len 512 --batch 16Ki
 
     More: docs/mixtures.md
     """
@@ -64,7 +72,7 @@ def new(datasets: tuple[str, ...], out: str | None, force: bool, as_json: bool) 
 
     if out is not None and Path(out).exists() and not force:
         raise StorageError(f"{out} already exists", hint="choose another --out, or add --force")
-    text = render_template(datasets)
+    text = render_template(datasets, **sizes)
     if out is not None:
         storage.write(out, text.encode())
         command.say(f"wrote {out}; next: mixtures plan {out}")

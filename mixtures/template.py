@@ -51,8 +51,18 @@ phases:                        # trained one after the other; each is rounded to
 """
 
 
-def render_template(urls: Sequence[str]) -> str:
-    """Render a mixture as YAML, with shares in proportion to the datasets' sizes."""
+def render_template(
+    urls: Sequence[str],
+    *,
+    tokens: int | None = None,
+    seq_len: int | None = None,
+    batch: int | None = None,
+) -> str:
+    """Render a mixture as YAML, with shares in proportion to the datasets' sizes.
+
+    By default the run reads all tokens once, in rows and batches that fit the datasets. `batch` is
+    in tokens, and rounded down to whole rows.
+    """
     specs = _name_datasets(urls)
     opened, findings = open_sources(specs)
     findings += source_mismatches(opened, None)
@@ -63,13 +73,15 @@ def render_template(urls: Sequence[str]) -> str:
         return _render(
             {name: f"  {name}: {{data: s3://bucket/{name}}}" for name in EXAMPLES},
             EXAMPLES,
-            tokens=10**12,
-            seq_len=SEQ_LEN,
+            tokens=tokens or 10**12,
+            seq_len=seq_len or SEQ_LEN,
+            batch=batch,
         )
-    total = sum(source.tokens for source in opened.values())
+    available = sum(source.tokens for source in opened.values())
     smallest = min(source.tokens for source in opened.values())
-    seq_len = _choose_seq_len(smallest)
-    shares = _proportional_shares(opened, total)
+    seq_len = seq_len or _choose_seq_len(smallest)
+    shares = _proportional_shares(opened, available)
+    total = tokens or available
     lines = {}
     for name, source in opened.items():
         rows = max(1, (source.tokens - 1) // seq_len)
@@ -79,14 +91,19 @@ def render_template(urls: Sequence[str]) -> str:
         lines[name] = f"  {name}: {{data: {_quote_url(source.spec.data)}{more}}}", f"  # {count}"
     width = max(len(line) for line, _ in lines.values())
     aligned = {name: f"{line:<{width}}{count}" for name, (line, count) in lines.items()}
-    return _render(aligned, shares, tokens=total, seq_len=seq_len)
+    return _render(aligned, shares, tokens=total, seq_len=seq_len, batch=batch)
 
 
 def _render(
-    sources: Mapping[str, str], shares: Mapping[str, float], *, tokens: int, seq_len: int
+    sources: Mapping[str, str],
+    shares: Mapping[str, float],
+    *,
+    tokens: int,
+    seq_len: int,
+    batch: int | None,
 ) -> str:
     """Fill in the template for `tokens` tokens in total."""
-    rows = max(1, min(BATCH, tokens // STEPS) // seq_len)
+    rows = max(1, (batch or min(BATCH, tokens // STEPS)) // seq_len)
     return TEMPLATE.format(
         sources="\n".join(sources.values()) + "\n",
         weights="".join(f"      {name}: {share:.10g}\n" for name, share in shares.items()),

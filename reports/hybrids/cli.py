@@ -16,21 +16,6 @@ if TYPE_CHECKING:
     from .results import Comparison
 
 
-def _tokens(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Parse a number of tokens, such as 2M or 64Ki."""
-    from ...console.config import count
-
-    if value is None:
-        return None
-    try:
-        tokens = int(value) if value.isdecimal() else count(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}.") from None
-    if tokens < 1 or tokens != int(tokens):
-        raise click.BadParameter(f"{value!r} is not a number of tokens.")
-    return int(tokens)
-
-
 def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> list[int]:
     from ...trainer.scores.commands import parse_lengths
 
@@ -48,12 +33,15 @@ def _lengths(context: click.Context, parameter: click.Parameter, value: str) -> 
     help="A shipped model or a YAML; repeatable [five shipped models of 1M parameters].",
 )
 @click.option(
-    "--tokens", callback=_tokens, metavar="N", help="Train each run until this token, such as 2M."
+    "--tokens",
+    callback=command.token_count,
+    metavar="N",
+    help="Train each run until this token, such as 2M.",
 )
 @click.option(
     "--slice",
     "slice_tokens",
-    callback=_tokens,
+    callback=command.token_count,
     default="250K",
     show_default=True,
     metavar="N",

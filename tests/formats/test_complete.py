@@ -112,8 +112,9 @@ FORMATS: dict[str, str] = {
     "`ledger.jsonl`": "world/main/ledger.jsonl",
     "`checkpoints/*/manifest.json`": "world/main/checkpoints/*/manifest.json",
     "other files of a checkpoint": "world/main/checkpoints/*/state.json",
-    "`anneal.json`, `hybrids.json`, `tune.json`, `results/*.json` of a tune": "world/anneal/"
-    "anneal.json, keys/hybrids-request.json, keys/tune-request.json, files/tune/results/*.json",
+    "`anneal.json`, `hybrids.json`, `start.json`, `tune.json`, `results/*.json` of a tune": "world/"
+    "anneal/anneal.json, keys/hybrids-request.json, keys/start-request.json, "
+    "keys/tune-request.json, files/tune/results/*.json",
     "`scores.json` of an anneal": "world/anneal/scores.json",
     "`measured.json`": "files/run/measured.json",
     "`about.json` (run)": "world/main/about.json",

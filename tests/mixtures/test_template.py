@@ -85,3 +85,13 @@ def test_datasets_that_do_not_fit_together_are_reported(head, tmp_path):
 def test_counts_are_written_with_suffixes(number, text):
     assert _format_count(number) == text
     assert yaml_text.value(text) == number
+
+
+def test_sizes_that_are_given_replace_those_of_the_datasets(tmp_path):
+    url = write_head(str(tmp_path / "web"), 100_000)
+    file = tmp_path / "mixture.yaml"
+    file.write_text(render_template([url], tokens=400_000, seq_len=64, batch=1_000))
+    plan = resolve_file(file)
+    assert {phase.seq_len for phase in plan.phases} == {64}
+    assert {phase.batch_rows for phase in plan.phases} == {1_000 // 64}
+    assert plan.tokens == pytest.approx(0.97 * 400_000, rel=0.02)

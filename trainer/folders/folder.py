@@ -64,6 +64,7 @@ REQUESTS = {
     "anneal.json": "trainer anneal",
     "tune.json": "trainer tune",
     "hybrids.json": "headrace compare-hybrids",
+    "start.json": "headrace start",
 }
 """Files that mark a folder as a request for several runs, and its command (request_folder.py)."""
 FEW = 3

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -23,17 +20,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from ...console import command
-from ...console.errors import RunError, StorageError
+from ...console.errors import StorageError
 from ...console.progress import format_duration
-from ...dataplane.runlog import writer as lines
 from ..cluster.ranks import INTERRUPTED
 from ..folders.folder import RunFolder
+from .shell import Shell, has_finished, note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,6 +72,10 @@ class Demo:
 
     folder: Path
 
+    @property
+    def shell(self) -> Shell:
+        return Shell(self.folder, "headrace demo")
+
     def run(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -108,81 +108,42 @@ class Demo:
         code, prose = "corpora/code/*.py", "corpora/prose/*.txt"
         if not (self.folder / "bpe.json").exists():
             words = ("--vocab-size", "4096", "--out", "bpe.json", *plain)
-            self.say_and_run("tokenize", "train", code, prose, *words)
+            self.shell.run("tokenize", "train", code, prose, *words)
         for name, corpus in (("code", code), ("prose", prose)):
             for tokenizer in ("byte", "bpe.json"):
                 out = f"data/{name}-{Path(tokenizer).stem}"
                 words = ("--tokenizer", tokenizer, "--out", out, *plain)
-                self.say_and_run("tokenize", "build", corpus, *words)
+                self.shell.run("tokenize", "build", corpus, *words)
         note("tokenize DNA as bytes; lower-case repeats weigh a tenth in the loss")
         dna = ("corpora/dna.fa", "--tokenizer", "byte", "--dna", "--out", "data/dna-byte")
-        self.say_and_run("tokenize", "build", *dna)
+        self.shell.run("tokenize", "build", *dna)
 
     def train(self) -> None:
         """Plan, train, interrupt, resume and audit a run on bytes; train a short run on BPE."""
         note("plan a mixture of two phases; the second replays the first")
-        self.say_and_run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
-        if not self.finished("run"):
+        self.shell.run("mixtures", "plan", self.shipped("mixtures/demo.yaml"))
+        if not has_finished(RunFolder(self.folder / "run")):
             if not RunFolder(self.folder / "run").begun:
                 note("train on two ranks, and interrupt the run as a scheduler would")
                 words = self.start("demo", "run")
-                self.say_and_run(*words, "--stop-after", "24", expected=INTERRUPTED)
+                self.shell.run(*words, "--stop-after", "24", expected=(INTERRUPTED,))
             note("resume it")
-            self.say_and_run("trainer", "resume", "run")
+            self.shell.run("trainer", "resume", "run")
             note("show the rows of its next step, checked against the run's ledger")
-            self.say_and_run("mixtures", "audit", "run", "--step", "24")
-        if not self.finished("run-bpe"):
+            self.shell.run("mixtures", "audit", "run", "--step", "24")
+        if not has_finished(RunFolder(self.folder / "run-bpe")):
             note("train a shorter run on the BPE tokens of the same text")
-            self.say_and_run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
+            self.shell.run(*self.start("demo-bpe", "run-bpe"), "model.vocab_size=4096")
 
     def start(self, mixture: str, out: str) -> list[str]:
         """Return the command line that starts a run."""
         run, plan = self.shipped("runs/demo.yaml"), self.shipped(f"mixtures/{mixture}.yaml")
         return ["trainer", "run", run, "--mixture", plan, "--model", "tiny-hybrid", "--out", out]
 
-    def finished(self, run: str) -> bool:
-        """Return True if the run's last event is its end."""
-        events = list(lines.read(RunFolder(self.folder / run).events))
-        return bool(events) and events[-1]["event"] == "finish"
-
     def shipped(self, name: str) -> str:
         """Return a shipped file's path, relative to the demo's folder if that is shorter."""
         file = Path(str(resources.files("headrace.configs"))) / name
         return min(os.path.relpath(file, self.folder), str(file), key=len)
-
-    def say_and_run(self, *words: str, expected: int = 0) -> None:
-        """Print a command, and run it in the demo's folder."""
-        command.say(f"\n$ {shlex.join(words)}")
-        programs = Path(sys.executable).parent
-        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
-        environment = {**os.environ, "PATH": path}
-        child = subprocess.Popen(words, cwd=self.folder, env=environment)
-        # The child saves and ends by itself. Ctrl-C reaches it directly; SIGTERM is forwarded.
-        signals = []
-
-        def end(number: int, frame: FrameType | None) -> None:
-            signals.append(number)
-            if number == signal.SIGTERM:
-                child.terminate()
-
-        handlers = {n: signal.signal(n, end) for n in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            code = child.wait()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        if signals:
-            raise KeyboardInterrupt
-        if code != expected:
-            raise RunError(
-                f"`{shlex.join(words)}` ended with exit code {code}",
-                where=str(self.folder),
-                hint="its error is printed above; the same `headrace demo` continues from there",
-            )
-
-
-def note(text: str) -> None:
-    command.say(f"\n# {text}")
 
 
 def write_code(folder: Path) -> None:

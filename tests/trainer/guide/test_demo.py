@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.console.errors import RunError
 from headrace.trainer.guide import demo
 
 
@@ -58,28 +56,6 @@ def test_corpora_are_collected_once(tmp_path: Path) -> None:
     made.collect()
     assert mark.exists()
     assert not (tmp_path / "corpora.unfinished").exists()
-
-
-def test_a_command_that_fails_ends_the_demo(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="ended with exit code 3"):
-        demo.Demo(tmp_path).say_and_run(sys.executable, "-c", "raise SystemExit(3)")
-
-
-@pytest.mark.parametrize("expected", [0, demo.INTERRUPTED])
-def test_sigterm_is_forwarded_to_the_running_command(tmp_path: Path, expected: int) -> None:
-    child = (
-        "import os, pathlib, signal, sys, time\n"
-        "def save(*_):\n"
-        "    time.sleep(0.5); pathlib.Path('saved').touch(); sys.exit(85)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "os.kill(os.getppid(), signal.SIGTERM)\n"
-        "time.sleep(60)\n"
-    )
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        demo.Demo(tmp_path).say_and_run(sys.executable, "-c", child, expected=expected)
-    assert (tmp_path / "saved").exists()
-    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def run(out: Path) -> subprocess.CompletedProcess[str]:
