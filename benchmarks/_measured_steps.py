@@ -1,15 +1,19 @@
 """Steps that one H100 took, beside predictions by the shipped file, which none of them fitted.
 
 The program was that of commit 51f6e327 (benchmarks/results/long.gpu_suite-h100.txt), on rows of
-16,384 tokens. What it did is counted: the kind of attention as that was measured alone, and the
-bytes of its engine.
+16,384 tokens. What it did is counted: the kind of attention as that was measured alone, the bytes
+of its engine, and the memory of its loss.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
+from headrace.models.accounting.state import device_bytes
 from headrace.models.config.config import load_model_config
+from headrace.models.kernels.linear_cross_entropy import workspace_bytes
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
@@ -27,6 +31,10 @@ ATTENTION = {"flash": (3.37, 8.59), "cudnn": (1.70, 4.78), "packed": (0.46, 1.51
 ENGINE_BYTES = 56
 """Bytes for a parameter and step beside FSDP2's copies, which the planner prices: AdamW 28; the
 norm 20, by copies in fp64; clipping 8."""
+LOSS_CHUNKS = 4
+"""Chunks of logits in that program's loss. It held a chunk in bf16, the weight's gradient summed in
+fp32 and rounded to bf16, and the gradient of its input: 564 MiB for hybrid-1b, 850 for mamba2-1.3b
+(benchmarks/results/loss_memory.txt)."""
 GIB = 1 << 30
 
 
@@ -69,6 +77,14 @@ def predict(step: Step) -> tuple[float, float]:
     model = load_model_config(step.model)
     costs = Costs(model, run, machine, uniform_phase(LENGTH, 1))
     candidate = price_run(costs, run, 1, hardware.usable_memory)
-    memory = max(timeline.highest for timeline in candidate.timelines)
+    [timeline] = candidate.timelines
+    vocabulary, width = model.vocab_size, model.width
+    logits = LENGTH // LOSS_CHUNKS * vocabulary
+    loss_bytes = 2 * (logits + LENGTH * width + vocabulary * width) + 4 * vocabulary * width
+    loss_bytes -= workspace_bytes(LENGTH, width, vocabulary, torch.bfloat16)
+    memory = max(
+        device_bytes(moment.high) + loss_bytes * (moment.name == "forward loss")
+        for moment in timeline.moments
+    )
     seconds = candidate.solution.price
     return seconds / (step.milliseconds / 1e3) - 1, memory / GIB / step.gib - 1

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Attained
 
-from ._published_layouts import CLUSTERS, Figures, PublishedLayout
+from ._published_layouts import Figures, PublishedLayout
 from ._published_runs import Run
 
 Numbers = NDArray[np.float64]
@@ -21,11 +21,18 @@ Numbers = NDArray[np.float64]
 FIGURES: Mapping[str, Sequence[str]] = {
     "A100": ("product", "traffic", "node"),
     "H100": ("product", "fp8", "traffic", "doubling", "exposed"),
+    "Blackwell": ("product", "fp8", "traffic"),
 }
-"""Fitted figures by device: those on which its runs depend."""
-TRAFFIC = {"A100": 1.5, "H100": 2.4}
+"""Fitted figures by family of devices: those on which its runs depend."""
+FIRST = {"A100": "a100-80", "H100": "h100", "Blackwell": "b200"}
+"""Hardware file from whose figures the fit begins."""
+TRAFFIC = {"A100": 1.5, "H100": 2.4, "Blackwell": 2.2}
 """Fitted traffic of the programs, from which the fit begins."""
-PUBLISHED = ("fp8", "doubling")
+PUBLISHED: Mapping[str, Sequence[str]] = {
+    "A100": ("fp8", "doubling"),
+    "H100": ("fp8", "doubling"),
+    "Blackwell": ("product", "fp8"),
+}
 """Figures whose rates were published at many shapes: little evidence moves them little from 1."""
 PRIOR, FREE = 5.0, 0.05
 """Weights of a squared logarithm: of such figures, and of the change of others."""
@@ -48,18 +55,18 @@ class Prediction:
 
 
 class Fit:
-    """Fits the figures of a device by the sum of absolute logarithmic errors.
+    """Fits the figures of a family of devices by the sum of absolute logarithmic errors.
 
     Around the shipped figures a step's logarithm is linear in those of the figures.
     """
 
-    def __init__(self, device: str, runs: Sequence[Run]) -> None:
-        self.device = device
-        self.runs = [run for run in runs if run.device == device]
-        self.names = FIGURES[device]
-        file = Hardware.load(CLUSTERS[device]).file
+    def __init__(self, family: str, runs: Sequence[Run]) -> None:
+        self.family = family
+        self.runs = [run for run in runs if run.family == family]
+        self.names = FIGURES[family]
+        file = Hardware.load(FIRST[family]).file
         attained = file.attained or Attained(source=file.device.source)
-        self.start = Figures(attained, TRAFFIC[device])
+        self.start = Figures(attained, TRAFFIC[family])
         self.layouts = {run: PublishedLayout(run, self.start) for run in self.runs}
 
     def move(self, figures: Figures, change: Numbers) -> Figures:
@@ -92,7 +99,7 @@ class Fit:
     def fit_to(self, known: Numbers) -> Figures:
         """Return the figures that fit these runs best."""
         values = [getattr(self.start.attained, name, 1.0) for name in self.names]
-        held = np.array([name in PUBLISHED for name in self.names])
+        held = np.array([name in PUBLISHED[self.family] for name in self.names])
         away, weights = np.where(held, np.log(values), 0.0), np.where(held, PRIOR, FREE)
         change = solve(self.slopes[known], self.errors[known], away, weights)
         return self.move(self.start, change)

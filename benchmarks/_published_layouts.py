@@ -8,6 +8,7 @@ slower memory and a lower limit of power than others.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule
@@ -28,7 +29,16 @@ from headrace.trainer.run.config import RunConfig
 
 from ._published_runs import RULES, Run
 
-CLUSTERS = {"A100": "a100-80", "H100": "h100"}
+CLUSTERS = {
+    "A100": "a100-80",
+    "H100": "h100",
+    "B200": "b200",
+    "B300": "b200",
+    "GB200": "gb200",
+    "GB300": "gb200",
+}
+"""Hardware files by device. But for 4 bits, B300 and GB300 have the rates of B200 and GB200; their
+memory is larger, and their limit of power higher."""
 FLASH_2 = 335e12
 """Attention of torch on an H100 in both passes: T. Dao, FlashAttention-2 (arXiv 2307.08691,
 2023-07), section 4.1. The hardware file has FlashAttention-3, which NVIDIA's programs equal."""
@@ -76,13 +86,16 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
 
 
 def describe_program(run: Run, traffic: float) -> TrainingProgram:
-    fp8, cp = run.get("fp8", False), run.get("cp")
+    fp8, cp, fused = run.get("fp8", False), run.get("cp"), run.get("fused_experts", False)
+    compiled = run.get("compiled", True)
+    casts: Literal["none", "experts", "all"] = "none" if fused else "all"
+    if run.group.startswith("Megatron") and not fused:
+        casts = "experts"  # Transformer Engine rounds where it computes, but for their rows
     return TrainingProgram(
-        traffic=traffic * (1.0 if run.get("compiled", True) else EAGER),
+        traffic=1.0 if fused else traffic * (1.0 if compiled else EAGER),
         fp8_backward=1.0,
         fp8_experts=True,
-        # Transformer Engine rounds where it computes, but for the rows of experts.
-        fp8_casts="experts" if run.group.startswith("Megatron") else "all",
+        fp8_casts=casts,
         gather_bytes=1 if run.get("fp8_gather", False) else None,
         gradient_bytes=run.get("reduce_bytes", 4),
         tensor_gather_bytes=1 if fp8 else None,

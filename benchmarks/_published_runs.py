@@ -16,6 +16,15 @@ from headrace.models.config.options.recompute import OPERATIONS, Rule, Selective
 
 FOLDER = Path(__file__).parent
 RUNS, MODELS = FOLDER / "published_runs.yaml", FOLDER / "published_models.yaml"
+FAMILIES = {
+    "A100": "A100",
+    "H100": "H100",
+    "B200": "Blackwell",
+    "B300": "Blackwell",
+    "GB200": "Blackwell",
+    "GB300": "Blackwell",
+}
+"""Devices that attain one part of their rates, by device."""
 LENGTH = 4096
 """Tokens of a row where the file has none."""
 RECOMPUTED = Selective(save=("attention", "scan", "convolution"))
@@ -51,7 +60,12 @@ class Run:
 
     @property
     def device(self) -> str:
-        return "A100" if "A100" in self.group else "H100"
+        words = f"{self.group} {self.name}".replace(",", " ").split()
+        return next(device for device in FAMILIES if device in words)
+
+    @property
+    def family(self) -> str:
+        return FAMILIES[self.device]
 
     @property
     def length(self) -> int:
@@ -127,11 +141,18 @@ class Run:
 @cache
 def runs() -> tuple[Run, ...]:
     published = []
-    for row in yaml.safe_load(RUNS.read_text()):
+    for row in load_rows():
+        if "refused" in row:
+            continue
         renamed = {"source": "group", "run": "name", "model": "shape", "class": "kind"}
         row.pop("memory_gib", None)
         published.append(Run(**{renamed.get(key, key): value for key, value in row.items()}))
     return tuple(published)
+
+
+def load_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = yaml.safe_load(RUNS.read_text())
+    return rows
 
 
 @cache
