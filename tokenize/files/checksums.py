@@ -4,7 +4,8 @@ A file is hashed in blocks, and a CRC-32 per block is kept. Later readers read w
 compare their checksums before any byte is used. So a change in a file is noticed where it happened,
 whatever the file's times say, without another read of the whole file.
 
-Reading a few bytes costs a block, so blocks are small.
+Reading a few bytes costs a block, so blocks are small. Line feeds are counted too, while the bytes
+are at hand: a file of lines is then cut without another read (sources/delimited.py).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import hashlib
 import io
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
+
+import numpy as np
 
 from ...console.errors import InputError
 
@@ -22,7 +25,7 @@ MIN_BLOCK_BYTES = 256 << 10
 """Bytes of a block; very large files have larger blocks."""
 MAX_BLOCKS = 1 << 16
 """Blocks of a file: every task that reads a part receives all checksums."""
-CRC_BYTES = 4
+NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,29 @@ class BlockChecksums:
     """Bytes of a block; the last one may be shorter."""
     crcs: bytes
     """Four bytes per block."""
+    line_feeds: bytes = field(default=b"", compare=False)
+    """Four bytes per block: the number of line feeds from the byte before the block to its last
+    byte but one. Empty: they were not counted."""
 
-    def matches(self, number: int, block: bytes) -> bool:
+    def block_length(self, number: int) -> int:
+        return max(0, min(self.block_bytes, self.size - number * self.block_bytes))
+
+    def matches(self, number: int, block: bytes | memoryview) -> bool:
         """Return True if `block` is the file's block `number`."""
-        start = CRC_BYTES * number
-        length = min(self.block_bytes, self.size - number * self.block_bytes)
-        return len(block) == length and _crc(block) == self.crcs[start : start + CRC_BYTES]
+        start = NUMBER_BYTES * number
+        return len(block) == self.block_length(number) and _encode_number(
+            zlib.crc32(block)
+        ) == bytes(self.crcs[start : start + NUMBER_BYTES])
+
+    def count_line_feeds(self, start: int, end: int) -> int | None:
+        """Return how many line feeds the bytes [start - 1, end - 1) hold; None if that is not
+        known, or not a number of whole blocks."""
+        first, first_rest = divmod(start, self.block_bytes)
+        stop, stop_rest = divmod(end, self.block_bytes)
+        numbers = self.line_feeds[NUMBER_BYTES * first : NUMBER_BYTES * stop]
+        if first_rest or stop_rest or len(numbers) < NUMBER_BYTES * (stop - first):
+            return None
+        return int(np.frombuffer(numbers, "<u4").sum(dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -60,11 +80,16 @@ def choose_block_bytes(size: int) -> int:
 def hash_content(blocks: Iterable[bytes], block_bytes: int) -> ContentHash:
     """Hash a file's content, given in blocks of `block_bytes`."""
     digest, crcs, size = hashlib.sha256(), bytearray(), 0
+    line_feeds, previous_feed = bytearray(), 0
     for block in blocks:
         digest.update(block)
-        crcs += _crc(block)
+        crcs += _encode_number(zlib.crc32(block))
+        last_feed = int(block.endswith(b"\n"))
+        line_feeds += _encode_number(previous_feed + block.count(b"\n") - last_feed)
+        previous_feed = last_feed
         size += len(block)
-    return ContentHash(name_content(digest), BlockChecksums(size, block_bytes, bytes(crcs)))
+    checksums = BlockChecksums(size, block_bytes, bytes(crcs), bytes(line_feeds))
+    return ContentHash(name_content(digest), checksums)
 
 
 def name_content(digest: Any) -> str:
@@ -86,7 +111,7 @@ class VerifiedFile(io.RawIOBase):
 
     def __init__(self, stream: BinaryIO, checksums: BlockChecksums, name: str) -> None:
         self.name = name
-        self._stream = stream
+        self._stream: Any = stream  # BinaryIO has no `readinto`
         self._checksums = checksums
         self._position = 0
         self._number, self._block = -1, b""
@@ -112,10 +137,13 @@ class VerifiedFile(io.RawIOBase):
         if self._position >= self._checksums.size:
             return 0
         number, start = divmod(self._position, self._checksums.block_bytes)
+        view = memoryview(buffer).cast("B")
+        if not start and len(view) >= self._checksums.block_length(number):
+            return self._read_whole_blocks(number, view)
         if number != self._number:
             self._number, self._block = number, self._read(number)
-        data = memoryview(self._block)[start : start + len(buffer)]
-        buffer[: len(data)] = data
+        data = memoryview(self._block)[start : start + len(view)]
+        view[: len(data)] = data
         self._position += len(data)
         return len(data)
 
@@ -123,16 +151,36 @@ class VerifiedFile(io.RawIOBase):
         self._stream.close()
         super().close()
 
+    def _read_whole_blocks(self, number: int, view: memoryview) -> int:
+        """Read the blocks from `number` on that fit into `view`, without a copy; return their
+        bytes."""
+        filled = 0
+        while (length := self._checksums.block_length(number)) and filled + length <= len(view):
+            block = view[filled : filled + length]
+            self._seek_block(number)
+            length = self._stream.readinto(block)
+            self._check(number, block[:length])
+            filled += length
+            number += 1
+        self._position += filled
+        return filled
+
     def _read(self, number: int) -> bytes:
         """Read a block; raise InputError if it does not match its checksum."""
+        self._seek_block(number)
+        block: bytes = self._stream.read(self._checksums.block_length(number))
+        self._check(number, block)
+        return block
+
+    def _seek_block(self, number: int) -> None:
         start = number * self._checksums.block_bytes
         if self._stream.tell() != start:  # a web server may have no ranges, and need not seek
             self._stream.seek(start)
-        block = self._stream.read(min(self._checksums.block_bytes, self._checksums.size - start))
+
+    def _check(self, number: int, block: bytes | memoryview) -> None:
         if not self._checksums.matches(number, block):
             raise changed_inputs_error([self.name])
-        return block
 
 
-def _crc(block: bytes) -> bytes:
-    return zlib.crc32(block).to_bytes(CRC_BYTES, "little")
+def _encode_number(number: int) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "little")

@@ -50,6 +50,8 @@ READERS = 8
 """Files hashed at the same time."""
 MIN_CACHED_BYTES = 1 << 20
 """Lower bound on the size of cached files: hashing a smaller file is as fast as a lookup."""
+TABLE = "file_contents"
+"""Table of the cache. Its predecessor, `contents`, had no line feeds."""
 TICK = 0.02
 """Seconds within which two changes may get the same time."""
 COARSE_TICK = 2.0
@@ -162,8 +164,8 @@ class HashCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.database = sqlite3.connect(path, timeout=30)
         self.database.execute(
-            "create table if not exists contents (file text primary key, state text, "
-            "fingerprint text, block_bytes integer, crcs blob, digest text)"
+            f"create table if not exists {TABLE} (file text primary key, state text, "
+            "fingerprint text, block_bytes integer, crcs blob, line_feeds blob, digest text)"
         )
 
     def get(self, state: FileState) -> ContentHash | None:
@@ -173,8 +175,8 @@ class HashCache:
         key = _columns(state)
         try:
             row = self.database.execute(
-                "select fingerprint, block_bytes, crcs, digest from contents "
-                "where file = ? and state = ?",
+                "select fingerprint, block_bytes, crcs, line_feeds, digest "
+                f"from {TABLE} where file = ? and state = ?",
                 key,
             ).fetchone()
         except sqlite3.Error as error:
@@ -182,18 +184,20 @@ class HashCache:
             return None
         if row is None or _digest(*key, *row[:-1]) != row[-1]:
             return None
-        fingerprint, block_bytes, crcs, _ = row
-        return ContentHash(fingerprint, BlockChecksums(state.size, block_bytes, crcs))
+        fingerprint, block_bytes, crcs, line_feeds, _ = row
+        checksums = BlockChecksums(state.size, block_bytes, crcs, line_feeds)
+        return ContentHash(fingerprint, checksums)
 
     def put(self, state: FileState, content: ContentHash) -> None:
         checksums = content.checksums
         if state.stat is None or state.size < MIN_CACHED_BYTES or checksums is None:
             return
-        entry = (*_columns(state), content.fingerprint, checksums.block_bytes, checksums.crcs)
+        sums = (checksums.block_bytes, checksums.crcs, checksums.line_feeds)
+        entry = (*_columns(state), content.fingerprint, *sums)
         try:
             with self.database:
                 self.database.execute(
-                    "insert or replace into contents values (?, ?, ?, ?, ?, ?)",
+                    f"insert or replace into {TABLE} values (?, ?, ?, ?, ?, ?, ?)",
                     (*entry, _digest(*entry)),
                 )
         except sqlite3.Error as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import BinaryIO
 
 import numpy as np
 
@@ -46,18 +47,30 @@ def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
         return single_slice
     edges = [*range(0, file.size - size // 2, size), file.size]
     slices, records = [], 0
+    sliced_file = file
+    if file.checksums is not None:  # tasks do not need the counts
+        sliced_file = replace(file, checksums=replace(file.checksums, line_feeds=b""))
     with open_input(file) as stream:
         if is_compressed(stream.read(HEAD_BYTES)):  # regardless of its name
             return single_slice
         for start, end in itertools.pairwise(edges):
-            slices.append(Slice(file, start, end, records, end - start))
-            # Records before the first one at or after `end`: the delimiters that end before it,
-            # plus one.
-            search_start = max(0, start - len(delimiter))
-            stream.seek(search_start)
-            data = read_full(stream, end - 1 - search_start)
-            records += _count_delimiters(data, delimiter) + (start == 0)
+            slices.append(Slice(sliced_file, start, end, records, end - start))
+            if end < file.size:
+                # Records before the first one at or after `end`: the delimiters that end before
+                # it, plus one.
+                records += _count_delimiters(file, stream, delimiter, start, end) + (start == 0)
     return slices
+
+
+def _count_delimiters(file: File, stream: BinaryIO, delimiter: bytes, start: int, end: int) -> int:
+    """Count the delimiters that end in the bytes [start, end - 1)."""
+    if delimiter == b"\n" and file.checksums is not None:
+        line_feeds = file.checksums.count_line_feeds(start, end)
+        if line_feeds is not None:
+            return line_feeds
+    search_start = max(0, start - len(delimiter))
+    stream.seek(search_start)
+    return read_full(stream, end - 1 - search_start).count(delimiter)
 
 
 def record_blocks(
@@ -139,7 +152,7 @@ def _blocks(
                 if end < 0:
                     yield RecordBlock(b"", number, 0, read)
                     continue
-        num_records = _count_delimiters(records_data, delimiter) + 1
+        num_records = records_data.count(delimiter) + 1
         yield RecordBlock(records_data, number, num_records, read)
         number += num_records
     if damage is not None:
@@ -227,12 +240,6 @@ def is_utf8(data: bytes) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _count_delimiters(data: bytes, delimiter: bytes) -> int:
-    if len(delimiter) > 1:
-        return data.count(delimiter)
-    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == delimiter[0]))
 
 
 def _find_last(data: bytes, delimiter: bytes) -> int:
