@@ -6,6 +6,7 @@ Every text gets the same ids as from that library.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ from ...console.explain import path_hint
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
-from .fast_bpe import BATCH_CHARACTERS, FastBpe, Inexact, convert, decode_token
+from .added_tokens import AddedTokens, Normalize, Part
+from .fast_bpe import BATCH_CHARACTERS, FastBpe, Inexact, convert
+from .library import load_library, read_description
 from .tokenizer import Encoded, SpecialToken, TextError, id_type, spans_from_sizes
 
+Ids = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 PACKAGES = ("tokenizers", "fastokens")
 
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
@@ -68,18 +72,15 @@ class BpeTokenizer:
     ) -> None:
         """The fast path starts once `fast_from` characters were encoded."""
         self._fast_from = fast_from
-        self._source = content, config.parse_special
-        try:
-            self.tokenizer = _load_library_tokenizer(*self._source)
-        except Exception as error:  # the library raises bare Exceptions
-            raise InputError(
-                f"{source} is not a tokenizer in the JSON format of `tokenizers`: {error}",
-                hint="use a tokenizer.json, or train one with `tokenize train`",
-            ) from None
+        self._content, self._parse_special, self._name = content, config.parse_special, source
+        self._description = self._open(read_description, content)
         self.weight_table = None
         self._num_characters = 0
         """Characters encoded so far."""
-        vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
+        added = sorted(self._description["added_tokens"], key=lambda token: int(token["id"]))
+        vocabulary: dict[str, int] = self._description["model"]["vocab"]
+        if added:
+            vocabulary = vocabulary | {token["content"]: token["id"] for token in added}
         if not vocabulary:
             raise InputError(f"the tokenizer {source} has no tokens")
         end_name = config.end_of_document or next(
@@ -92,27 +93,12 @@ class BpeTokenizer:
             )
         if end_name not in vocabulary:
             raise MisuseError(f"the tokenizer {source} has no token `{end_name}`", hint=hint)
-        # The library splits texts at added tokens before it splits words, so texts with an added
-        # token are encoded by the library.
-        added = self.tokenizer.get_added_tokens_decoder().values()
+        self._vocabulary = vocabulary
         self.special = {
-            token.content: SpecialToken(vocabulary[token.content], token.lstrip, token.rstrip)
+            token["content"]: SpecialToken(token["id"], token["lstrip"], token["rstrip"])
             for token in added
-            if token.special
+            if token["special"]
         }
-        token_texts = [
-            token.content for token in added if config.parse_special or not token.special
-        ]
-        if getattr(self.tokenizer.model, "ignore_merges", False):
-            # A word that equals an added token becomes its id, although no merge produces it.
-            words = self.tokenizer.get_vocab(with_added_tokens=False)
-            names = [decode_token(token.content) for token in added if token.content in words]
-            token_texts += [name for name in names if name]
-        normalizer = self.tokenizer.normalizer
-        self._normalize = None if normalizer is None else normalizer.normalize_str
-        if self._normalize is not None:  # some are searched for in the normalized text
-            token_texts += [self._normalize(token_text) for token_text in token_texts]
-        self._token_texts = tuple(token_texts)
         digest = hashlib.sha256(content).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
         self._dtype = np.dtype(id_type(vocab_size))
@@ -137,11 +123,50 @@ class BpeTokenizer:
         return str(self.info.spec["end_of_document"])
 
     def library_file(self) -> bytes:
-        return self._source[0]
+        return self._content
+
+    def _open(self, read: Callable[..., Any], *arguments: Any) -> Any:
+        """Open the file; raise InputError if the library refuses it."""
+        try:
+            return read(*arguments)
+        except Exception as error:  # the library raises bare Exceptions
+            raise InputError(
+                f"{self._name} is not a tokenizer in the JSON format of `tokenizers`: {error}",
+                hint="use a tokenizer.json, or train one with `tokenize train`",
+            ) from None
+
+    @property
+    def _library(self) -> Any:
+        """The library's tokenizer."""
+        return self._open(load_library, self._content, self._parse_special)
 
     @cached_property
     def _fast(self) -> FastBpe | Inexact:
-        return _try_convert(*self._source)
+        return _try_convert(self._content)
+
+    @cached_property
+    def _normalize(self) -> Normalize | None:
+        """Normalizes a text before it is split into words."""
+        normalizer = self._description["normalizer"]
+        if normalizer is None:
+            return None
+        if normalizer["type"] == "NFC":
+            from tokenizers.normalizers import NFC
+
+            return NFC().normalize_str
+        normalize: Normalize = self._library.normalizer.normalize_str
+        return normalize
+
+    @cached_property
+    def _added_tokens(self) -> AddedTokens:
+        model = self._description["model"]
+        return AddedTokens(
+            self._description["added_tokens"],
+            parse_special=self._parse_special,
+            normalize=self._normalize,
+            words=model["vocab"] if model.get("ignore_merges") else {},
+            splittable=not isinstance(self._fast, Inexact) and self._fast.splittable,
+        )
 
     @property
     def slow_reason(self) -> str | None:
@@ -163,38 +188,51 @@ class BpeTokenizer:
             offset += len(ids)
         return Encoded(tokens, np.concatenate(starts))
 
-    def _encode(self, texts: Sequence[str], first_number: int) -> tuple[Any, npt.NDArray[np.int64]]:
+    def _encode(self, texts: Sequence[str], first_number: int) -> Ids:
         """Return ids, with end-of-document ids, and end offsets [texts]. `first_number` numbers the
         first text, for errors."""
-        end_id = self.info.end_of_document
-        assert end_id is not None
         self._num_characters += sum(map(len, texts))
         if self._num_characters < self._fast_from or isinstance(self._fast, Inexact):
-            return self._encode_slowly(texts, end_id, first_number)
-        normalized, originals = list(texts), []
-        if self._normalize is not None:
-            originals = [text for text in texts if not text.isascii()]
-            normalized = [text if text.isascii() else self._normalize(text) for text in texts]
-        # The library searches for some added tokens before normalization, for some after.
-        if not self._has_token_text(*normalized, *originals):
-            return self._fast.encode(normalized, end_id)
-        pieces = []
-        for number, (original, text) in enumerate(
-            zip(texts, normalized, strict=True), start=first_number
-        ):
-            if self._has_token_text(text, original):
-                pieces.append(self._encode_slowly([original], end_id, number)[0])
-            else:
-                pieces.append(self._fast.encode([text], end_id)[0])
+            return self._encode_slowly(texts, first_number)
+        normalize, fast, added = self._normalize, self._fast, self._added_tokens
+        parts: list[Part] = []
+        ends: list[int] = []  # parts up to the end of each text
+        slow_numbers: list[int] = []
+        for number, text in enumerate(texts):
+            text_parts = added.split(text)
+            forms = [text]
+            if normalize is not None and not text.isascii():
+                forms.append(normalize(text))
+                text_parts = [Part(normalize(part), next_id) for part, next_id in text_parts]
+            if added.need_library(*forms) or any(map(fast.needs_library, forms)):
+                slow_numbers.append(number)
+                text_parts = [Part("", None)]
+            parts += text_parts
+            ends.append(len(parts))
+        ids, starts = self._encode_parts(fast, parts, ends)
+        if not slow_numbers:
+            return ids, starts[1:]
+        bounds = starts.tolist()
+        pieces = [ids[start:end] for start, end in itertools.pairwise(bounds)]
+        for number in slow_numbers:
+            pieces[number] = self._encode_slowly([texts[number]], first_number + number)[0]
         return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
-    def _has_token_text(self, *texts: str) -> bool:
-        return any(token_text in text for token_text in self._token_texts for text in texts)
+    def _encode_parts(self, fast: FastBpe, parts: Sequence[Part], ends: Sequence[int]) -> Ids:
+        """Return the ids of texts in parts, and start offsets [texts + 1]. Each part is encoded
+        with an end-of-document id, which the added token after the part replaces."""
+        end_id = self.info.end_of_document
+        assert end_id is not None
+        ids, part_ends = fast.encode([part.text for part in parts], end_id)
+        if len(ends) < len(parts):
+            next_ids = [end_id if part.next_id is None else part.next_id for part in parts]
+            ids[part_ends - 1] = next_ids
+        return ids, np.concatenate([[0], part_ends[np.array(ends, np.int64) - 1]])
 
-    def _encode_slowly(
-        self, texts: Sequence[str], end_id: int, first_number: int
-    ) -> tuple[Any, npt.NDArray[np.int64]]:
+    def _encode_slowly(self, texts: Sequence[str], first_number: int) -> Ids:
         """Encode by the `tokenizers` library, whose ids are right by definition."""
+        end_id = self.info.end_of_document
+        library = self._library
         pieces = []
         for number, text in enumerate(texts, start=first_number):
             if len(text) > MAX_SLOW_CHARACTERS:
@@ -205,7 +243,7 @@ class BpeTokenizer:
                     f"must encode this text ({why})",
                 )
             try:
-                encoding = self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0]
+                encoding = library.encode_batch_fast([text], add_special_tokens=False)[0]
             except BaseException as error:  # its panics are not Exceptions
                 if type(error).__name__ != "PanicException":
                     raise
@@ -223,7 +261,7 @@ class BpeTokenizer:
             if self._byte_level and end_position == len(text.encode()) and self._unchanged(text):
                 continue
             # The library knows where its ids come from, in characters.
-            offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+            offsets = self._library.encode(text, add_special_tokens=False).offsets
             positions = np.array([*offsets, (len(text), len(text))], np.int64)
             if not text.isascii():
                 lengths = [len(letter.encode()) for letter in text]
@@ -241,7 +279,7 @@ class BpeTokenizer:
     @cached_property
     def _steps(self) -> list[dict[str, Any]]:
         """Steps that split texts into words."""
-        pre_tokenizer = json.loads(self.tokenizer.to_str()).get("pre_tokenizer") or {}
+        pre_tokenizer = self._description.get("pre_tokenizer") or {}
         return list(pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
 
     @property
@@ -253,34 +291,22 @@ class BpeTokenizer:
         return {}
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return str(self._library.decode(list(ids), skip_special_tokens=False))
 
     def byte_sizes(self) -> Int64:
         sizes = np.zeros(self.info.vocab_size, np.int64)
-        for token, id in self.tokenizer.get_vocab(with_added_tokens=False).items():
+        for token, id in self._description["model"]["vocab"].items():
             sizes[id] = len(token)  # byte-level: a character of a token stands for a byte
-        for id, token in self.tokenizer.get_added_tokens_decoder().items():
-            sizes[id] = 0 if token.special else len(token.content.encode())
+        for token in self._description["added_tokens"]:
+            sizes[token["id"]] = 0 if token["special"] else len(token["content"].encode())
         return sizes
 
 
 @lru_cache(maxsize=2)
-def _load_library_tokenizer(content: bytes, parse_special: bool) -> Any:
-    """Build the library's tokenizer. Cached, because a build opens it twice."""
-    from tokenizers import Tokenizer
-
-    tokenizer: Any = Tokenizer.from_str(content.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = not parse_special
-    return tokenizer
-
-
-@lru_cache(maxsize=2)
-def _try_convert(content: bytes, parse_special: bool) -> FastBpe | Inexact:
+def _try_convert(content: bytes) -> FastBpe | Inexact:
     """Convert a tokenizer to the fast path, or return the reason why not."""
     try:
-        return convert(json.loads(_load_library_tokenizer(content, parse_special).to_str()))
+        return convert(read_description(content))
     except Inexact as reason:
         return reason
 

@@ -18,7 +18,8 @@ from tokenizers import pre_tokenizers as pre
 
 from headrace.dataplane.tokenizers import fast_bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, Inexact, convert
+from headrace.dataplane.tokenizers.fast_bpe import Inexact, convert
+from headrace.dataplane.tokenizers.patterns import LLAMA3, QWEN2
 
 END = "<|endoftext|>"
 GPT2 = "the pattern of GPT-2"

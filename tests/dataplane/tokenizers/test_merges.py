@@ -15,9 +15,10 @@ from headrace.dataplane.tokenizers.fast_bpe import (
     _find_last_merges,
     letters_by_byte,
 )
+from headrace.dataplane.tokenizers.patterns import PATTERNS
 
 
-def last_pair(whole: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
+def last_pair(whole: str, ranks: dict[str, int]) -> tuple[str, str] | None:
     """Join the pair of the lowest rank until one token is left; return the pair joined last."""
     parts, pair = [whole[k : k + 1] for k in range(len(whole))], None
     while len(parts) > 1:
@@ -31,9 +32,9 @@ def last_pair(whole: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | No
 
 
 @st.composite
-def merge_lists(draw: st.DrawFn) -> list[tuple[bytes, bytes]]:
+def merge_lists(draw: st.DrawFn) -> list[tuple[str, str]]:
     """Merges of few letters, some of which are never used, or listed twice for a token."""
-    tokens, merges = [b"a", b"b"], []
+    tokens, merges = ["a", "b"], []
     for _ in range(draw(st.integers(1, 14))):
         pair = draw(st.sampled_from(tokens)), draw(st.sampled_from(tokens))
         if len(pair[0] + pair[1]) <= 12 and pair not in merges:
@@ -44,12 +45,12 @@ def merge_lists(draw: st.DrawFn) -> list[tuple[bytes, bytes]]:
 
 @settings(max_examples=500)
 @given(merges=merge_lists())
-def test_merges_are_judged_as_by_encoding_each_token(merges: list[tuple[bytes, bytes]]) -> None:
+def test_merges_are_judged_as_by_encoding_each_token(merges: list[tuple[str, str]]) -> None:
     """Tokens whose parts rank behind them are refused, although some of them could be produced."""
-    listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
+    listed: dict[str, dict[tuple[str, str], int]] = {}
     for line, (left, right) in enumerate(merges):
         listed.setdefault(left + right, {})[left, right] = line
-    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks = {letter: byte for byte, letter in letters_by_byte().items()}
     ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
     made = {whole: last_pair(whole, ranks) for whole in listed}
     lines = [pairs.get(made[whole], -1) for whole, pairs in listed.items()]  # type: ignore[arg-type]
@@ -70,26 +71,20 @@ TEXTS = st.lists(st.text("ab", max_size=40).map(lambda text: f"{text} c"), max_s
 
 @settings(max_examples=300, deadline=None)
 @given(merges=merge_lists(), texts=TEXTS)
-def test_accepted_merges_give_equal_ids(
-    merges: list[tuple[bytes, bytes]], texts: list[str]
-) -> None:
-    listed: dict[bytes, dict[tuple[bytes, bytes], int]] = {}
+def test_accepted_merges_give_equal_ids(merges: list[tuple[str, str]], texts: list[str]) -> None:
+    listed: dict[str, dict[tuple[str, str], int]] = {}
     for line, (left, right) in enumerate(merges):
         listed.setdefault(left + right, {})[left, right] = line
-    ranks = {bytes([byte]): byte for byte in range(256)}
+    ranks = {letter: byte for byte, letter in letters_by_byte().items()}
     ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
     try:
         made = _find_last_merges(listed, ranks)
     except Inexact:
         return
-    letters = letters_by_byte()
-    names = {token: "".join(letters[byte] for byte in token) for token in ranks}
-    vocabulary = {names[token]: rank for token, rank in ranks.items()}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [(names[a], names[b]) for a, b in merges]))
+    tokenizer = Tokenizer(models.BPE(ranks, merges))
     tokenizer.pre_tokenizer = LEVEL
     ids = np.arange(len(ranks), dtype=np.uint16)
-    pre = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-    found, ends = FastBpe(made, ids, {**pre, "trim_offsets": True}).encode(texts, 9999)
+    found, ends = FastBpe(made, ids, PATTERNS["GPT-2"]).encode(texts, 9999)
     expected = [[*one.ids, 9999] for one in tokenizer.encode_batch(texts)]
     assert found.tolist() == [id for one in expected for id in one]
     assert np.diff(ends, prepend=0).tolist() == [len(one) for one in expected]

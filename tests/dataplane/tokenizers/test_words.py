@@ -7,7 +7,8 @@ from tokenizers import Regex, Tokenizer, models
 from tokenizers import pre_tokenizers as pre
 
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
-from headrace.dataplane.tokenizers.fast_bpe import LLAMA3, QWEN2, letters_by_byte
+from headrace.dataplane.tokenizers.fast_bpe import letters_by_byte
+from headrace.dataplane.tokenizers.patterns import LLAMA3, QWEN2
 
 END = "<|endoftext|>"
 
