@@ -84,9 +84,7 @@ class FastBpe:
 
     def needs_library(self, text: str) -> bool:
         """Return True if the libraries may split a text into different words."""
-        return bool(self._pattern.exceptions) and any(
-            character in text for character in self._pattern.exceptions
-        )
+        return any(string in text for string in self._pattern.exceptions)
 
     def encode(
         self, texts: Sequence[str], end_id: int

@@ -1,10 +1,9 @@
 r"""Pre-tokenizers that fastokens and `tokenizers` split alike.
 
 fastokens has a splitter of its own for each of these patterns; others go to a regex engine with
-other tables of characters, and are refused. The two libraries differ in \s, \p{L}, \p{N} and case
-only where a pattern names the letters (`exceptions`): a text with one of them is encoded by
-`tokenizers`. `tests/dataplane/tokenizers/test_words.py` compares the words around every Unicode
-character.
+other tables of characters, and are refused. The libraries differ around few strings
+(`exceptions`): a text with one of them is encoded by `tokenizers`.
+`tests/dataplane/tokenizers/test_words.py` compares the words around every Unicode character.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ from typing import Any
 
 Step = dict[str, Any]
 
-LONG_S = "\u017f"
-"""`ſ`, which equals `s` if case is ignored. fastokens knows it as the letter after an apostrophe
-only where such endings are words by themselves."""
-
+LONG_S = ("'\u017f",)
+"""`'ſ` is `'s` if case is ignored. fastokens does not know it before some letters."""
 ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (
     ENDINGS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -59,15 +56,15 @@ class Pattern:
 
     splits: tuple[str, ...]
     """Regular expressions, applied in turn. None: that of GPT-2, which ByteLevel includes."""
-    exceptions: str = ""
-    """Characters around which the libraries differ."""
+    exceptions: tuple[str, ...] = ()
+    """Strings around which the libraries differ."""
 
 
 PATTERNS = {
     "GPT-2": Pattern(()),
-    "Llama 3": Pattern((LLAMA3,)),
-    "Qwen 2": Pattern((QWEN2,)),
-    "Qwen 3.5": Pattern((QWEN3_5,)),
+    "Llama 3": Pattern((LLAMA3,), LONG_S),
+    "Qwen 2": Pattern((QWEN2,), LONG_S),
+    "Qwen 3.5": Pattern((QWEN3_5,), LONG_S),
     "o200k": Pattern((O200K,), LONG_S),
     "Kimi": Pattern((KIMI,), LONG_S),
     "Nemotron": Pattern((NEMOTRON,)),

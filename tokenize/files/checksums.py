@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import struct
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from ...console.errors import InputError
 
@@ -60,7 +59,7 @@ class BlockChecksums:
         numbers = self.line_feeds[NUMBER_BYTES * first : NUMBER_BYTES * stop]
         if first_rest or stop_rest or len(numbers) < NUMBER_BYTES * (stop - first):
             return None
-        return int(np.frombuffer(numbers, "<u4").sum(dtype=np.int64))
+        return sum(struct.unpack(f"<{stop - first}I", numbers))
 
 
 @dataclass(frozen=True)
