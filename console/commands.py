@@ -36,7 +36,7 @@ HEADRACE = {
     "completion": (".completion:main", "Complete commands, options and paths in the shell."),
     "start": (
         "..trainer.guide.start:main",
-        "Train on a folder of documents, from corpus to model, in a given time.",
+        "Train on a folder of documents in a given time.",
     ),
     "demo": (
         "..trainer.guide.demo:main",
