@@ -48,6 +48,33 @@ def test_every_block_runs_and_prints_what_the_page_shows(file: Path, tmp_path: P
     assert not not_printed(page, printed)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+def test_the_blocks_of_the_front_page_run(tmp_path: Path) -> None:
+    """A copy of the repository by links, whose environment is that of the tests."""
+    root = Path(__file__).parents[1]
+    for path in root.iterdir():
+        if path.name not in ("runs", ".venv"):
+            (tmp_path / path.name).symlink_to(path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".venv/.headrace-runs").touch()  # newer than what `make run` depends on: installed
+    blocks = re.findall(
+        r"^```(sh|python)\n(.*?)^```$", (root / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert [kind for kind, _ in blocks] == ["sh", "python"]
+    (tmp_path / "loop.py").write_text(f"{blocks[1][1]}print(next(iter(loader))['rows'])\n")
+    done = subprocess.run(
+        ["bash", "-ec", f"{blocks[0][1]}python loop.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "step 24" in done.stdout and "record-3" in done.stdout
+    assert done.stdout.endswith("[3]\n"), "rank 3 of 8 reads the fourth row of the first step"
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[ForkedShell]:
     with ForkedShell(tmp_path) as shell:
