@@ -82,14 +82,14 @@ $(BIN)/pip:
 	  { echo "install Python's venv module: apt-get install python3-venv" >&2; exit 1; }
 
 $(RUNS): pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[train]'
 	@touch $@
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev,ray]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[train,dev,ray]'
 	$(BIN)/python -m pip install --constraint constraints.txt --no-deps mosaicml-streaming
 	@touch $(RUNS) $@
 
 $(DOCS): pyproject.toml constraints.txt | $(BIN)/pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[train,docs]'
 	@touch $(RUNS) $@

@@ -22,9 +22,11 @@ from typing import Any
 import click
 
 from . import log
-from .errors import FILE_FAULTS, HINT, StorageError, UserError, file_fault
+from .errors import FILE_FAULTS, HINT, MissingError, StorageError, UserError, file_fault
 
 DEBUG = "headrace.debug"
+TRAINING = ("torch", "triton", "deepspeed", "safetensors", "tensorboard")
+"""Packages of the extra `train`, which machines that only build datasets lack."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 
@@ -250,6 +252,16 @@ class CommandGroup(click.Group):
                 raise
             say_error(error)
             ctx.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            package = str(error.name).partition(".")[0]
+            if debug or package not in TRAINING:
+                raise
+            say_error(
+                MissingError(
+                    f"this needs the package {package}", hint="pip install 'headrace[train]'"
+                )
+            )
+            ctx.exit(1)
         except OSError as error:
             if debug or error.filename is None or error.errno not in FILE_FAULTS:
                 raise

@@ -15,6 +15,7 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -26,7 +27,10 @@ from .progress import format_bytes
 SMALL_DISK = 10e9
 """Free bytes below which a dataset or a few checkpoints may fill the disk."""
 
-EXTRAS = {"ray": "for builds on a cluster, `tokenize build --engine ray`"}
+EXTRAS = {
+    "train": "for models and training",
+    "ray": "for builds on a cluster, `tokenize build --engine ray`",
+}
 """Extras of the package, and their use."""
 
 
@@ -196,6 +200,8 @@ def _machine(report: MachineReport) -> None:
 
 def _devices(report: MachineReport) -> None:
     """Add the GPUs that torch can use; a GPU that it cannot use is a missing component."""
+    if find_spec("torch") is None:
+        return  # _packages has said so
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -235,7 +241,7 @@ def _compiler(report: MachineReport) -> None:
 
 def _kernel_tools(report: MachineReport) -> None:
     """Name what Triton lacks to compile the fused kernels for this machine's GPUs."""
-    if not report.ok:
+    if not report.ok or find_spec("torch") is None:
         return
     problem = import_module("..models.compilation.tools", __package__).find_tool_problem()
     if problem is not None:
@@ -271,7 +277,7 @@ def _credentials(report: MachineReport) -> None:
 
 def _defaults(report: MachineReport) -> None:
     """Add this machine's defaults, from the code that chooses them."""
-    if not report.ok:
+    if not report.ok or find_spec("torch") is None:
         return
     import torch
 

@@ -72,7 +72,9 @@ def test_the_blocks_of_the_front_page_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-6000:]
     assert "step 24" in done.stdout and "record-3" in done.stdout
-    assert done.stdout.endswith("[3]\n"), "rank 3 of 8 reads the fourth row of the first step"
+    assert done.stdout.endswith("tensor([3])\n"), (
+        "rank 3 of 8 reads the fourth row of the first step"
+    )
 
 
 @pytest.fixture
