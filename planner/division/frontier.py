@@ -25,11 +25,14 @@ EMPTY = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
 """The single selection for zero layers."""
 
 
-def layer_frontier(choices: Sequence[Choice], in_flight: int, workspace: float) -> Frontier:
-    """Return a single layer's frontier, empty if no choice is within `workspace`."""
+def layer_frontier(
+    choices: Sequence[Choice], in_flight: int, workspace: float, weight: float
+) -> Frontier:
+    """Return a single layer's frontier, empty if no choice is within `workspace`; seconds count
+    `weight` times."""
     within = [n for n, choice in enumerate(choices) if choice.workspace <= workspace]
     memory = np.array([choices[n].state + in_flight * choices[n].activations for n in within])
-    time = np.array([choices[n].backward for n in within])
+    time = weight * np.array([choices[n].backward for n in within])
     counts = np.eye(len(choices), dtype=np.int64)[within]
     return _keep_front(Frontier(memory, time, counts))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -23,6 +24,24 @@ Ranges = Sequence[tuple[int, int]]
 """First and end layer, by chunk in a stage."""
 
 
+GAP = 2e-4
+"""Part of the backward time by which linear programming in whole layers may miss its bound, before
+a few layers are chosen exactly."""
+
+
+class Tie(Enum):
+    """Which of equal backward times wins.
+
+    A stage's time is the sum over its chunks. The last passes of a step are those of the first
+    chunks, for which other stages wait; elsewhere the last chunk may be the slowest.
+    """
+
+    FIRST = 1e-7
+    """Fast passes in the first chunk."""
+    LAST = -1e-7
+    """Fast passes in the later chunks."""
+
+
 class Item(NamedTuple):
     """Identical layers of a chunk."""
 
@@ -30,6 +49,8 @@ class Item(NamedTuple):
     kind: int
     in_flight: int
     layers: int
+    weight: float
+    """Weight of a second, which decides between equal times."""
 
 
 class LayerSelection(NamedTuple):
@@ -59,19 +80,27 @@ class Knapsack:
         """Choices without names, by kind."""
         self.canonical_kinds = [self.choices.index(choices) for choices in self.choices]
         """First kind with the same choices, by kind: calls to different shared blocks are equal."""
+        self._prefix: list[list[int]] = problem.counts.tolist()
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
+        self._paths: dict[tuple[int, int, float], list[tuple[float, float, int]]] = {}
         self._cache = {} if cache is None else cache
 
-    def stage(self, stage: int, ranges: Ranges) -> StagePlan | None:
-        """Return a stage's best plan; None if its layers do not fit into the memory."""
-        prefix = self.problem.counts
-        counts = [tuple(map(int, prefix[end] - prefix[first])) for first, end in ranges]
-        key = (stage, *counts)
+    def stage(self, stage: int, ranges: Ranges, tie: Tie | None = Tie.FIRST) -> StagePlan | None:
+        """Return a stage's best plan, or (without `tie`) that of linear programming in whole
+        layers; None if its layers do not fit into the memory."""
+        prefix = self._prefix
+        counts = [
+            tuple(after - before for before, after in zip(prefix[first], prefix[end], strict=True))
+            for first, end in ranges
+        ]
+        key = (stage, tie, *counts)
         if key not in self._stages:
-            self._stages[key] = self._solve_stage(stage, counts)
+            self._stages[key] = self._solve_stage(stage, counts, tie)
         return self._stages[key]
 
-    def _solve_stage(self, stage: int, counts: Sequence[tuple[int, ...]]) -> StagePlan | None:
+    def _solve_stage(
+        self, stage: int, counts: Sequence[tuple[int, ...]], tie: Tie | None
+    ) -> StagePlan | None:
         problem = self.problem
         chunks, in_flight = problem.stage_chunks(stage), problem.in_flight(stage)
         ends = [list(problem.end_costs(chunk)) for chunk in chunks]
@@ -96,11 +125,14 @@ class Knapsack:
                 if count:
                     key = chunk, self.canonical_kinds[kind]
                     counts_by_choices[key] = counts_by_choices.get(key, 0) + count
+        favour = 0.0 if tie is None else tie.value
         items = [
-            Item(chunk, kind, in_flight[chunk], n) for (chunk, kind), n in counts_by_choices.items()
+            Item(chunk, kind, in_flight[chunk], n, 1.0 + favour * (chunk == 0))
+            for (chunk, kind), n in counts_by_choices.items()
         ]
         min_workspace = max((end.workspace for end in fixed), default=0.0)
-        selection = self._select(items, problem.stage_budget(stage) - size, min_workspace)
+        budget = problem.stage_budget(stage) - size
+        selection = self._select(items, budget, min_workspace, exact=tie is not None)
         if selection is None:
             return None
         forward = [sum(end.forward for end in chunk_ends) for chunk_ends in ends]
@@ -129,7 +161,7 @@ class Knapsack:
         )
 
     def _select(
-        self, items: Sequence[Item], budget: float, min_workspace: float
+        self, items: Sequence[Item], budget: float, min_workspace: float, *, exact: bool
     ) -> LayerSelection | None:
         """Return the best selection over all workspace limits; None if none fits."""
         groups = [(item.kind, item.layers, item.in_flight) for item in items]
@@ -142,46 +174,51 @@ class Knapsack:
         for bound, workspace in bounds:
             if math.isinf(bound) or (best is not None and bound >= best.time * (1 - ROUNDING)):
                 break
-            selection = self._select_within(items, budget - workspace, workspace)
+            selection = self._round_down(items, budget - workspace, workspace)
+            if exact and selection.time > bound * (1 + GAP):
+                selection = self._select_exactly(items, selection, budget - workspace, workspace)
             if selection is not None and (best is None or selection.time < best.time):
                 best = selection._replace(memory=selection.memory + workspace)
         return best
 
-    def _select_within(
-        self, items: Sequence[Item], budget: float, workspace: float
+    def _select_exactly(
+        self, items: Sequence[Item], rounded: LayerSelection, budget: float, workspace: float
     ) -> LayerSelection | None:
-        """Fix all layers but a few as linear programming does, and choose those exactly."""
+        """Keep all layers but a few as they are `rounded`, and choose those exactly."""
         per_item = max(1, EXACT_LAYERS // len(items))
-        fixed = self._round_down(items, budget, workspace)
-        spare, joined = budget, EMPTY
-        for item, numbers in zip(items, fixed, strict=True):
+        counts = [[*numbers] for numbers in rounded.counts]
+        frontiers = []
+        for item, numbers in zip(items, counts, strict=True):
             num_free = min(item.layers, per_item)
             for number in islice(_take_turns([*numbers]), num_free):
                 numbers[number] -= 1
-            spare -= sum(
-                n * (choice.state + item.in_flight * choice.activations)
-                for n, choice in zip(numbers, self.problem.kinds[item.kind].choices, strict=True)
-            )
-        for item in items:
-            frontier = self._free_frontier(item, min(item.layers, per_item), workspace)
-            joined = join_frontiers(joined, frontier, spare)
+            frontiers.append(self._free_frontier(item, num_free, workspace))
+        fixed = self._add_up(items, counts)
+        joined = EMPTY
+        for frontier in frontiers:
+            joined = join_frontiers(joined, frontier, budget - fixed.memory)
         if not len(joined.memory):
             return None
-        free, start, time = joined.counts[-1], 0, float(joined.time[-1])
-        counts = []
-        for item, numbers in zip(items, fixed, strict=True):
-            choices = self.problem.kinds[item.kind].choices
-            time += sum(n * c.backward for n, c in zip(numbers, choices, strict=True))
-            end = start + len(choices)
-            counts.append([a + int(b) for a, b in zip(numbers, free[start:end], strict=True)])
+        chosen, start = joined.counts[-1].tolist(), 0
+        for numbers in counts:
+            end = start + len(numbers)
+            numbers[:] = [n + m for n, m in zip(numbers, chosen[start:end], strict=True)]
             start = end
-        return LayerSelection(time, budget - spare + float(joined.memory[-1]), counts)
+        return LayerSelection(
+            fixed.time + float(joined.time[-1]), fixed.memory + float(joined.memory[-1]), counts
+        )
 
-    def _round_down(
-        self, items: Sequence[Item], budget: float, workspace: float
-    ) -> list[list[int]]:
-        """Return the layers of each item by choice: as linear programming chooses them, and the
-        layer that it divides by its smaller choice."""
+    def _add_up(self, items: Sequence[Item], counts: list[list[int]]) -> LayerSelection:
+        time = memory = 0.0
+        for item, numbers in zip(items, counts, strict=True):
+            for n, choice in zip(numbers, self.problem.kinds[item.kind].choices, strict=True):
+                if n:
+                    time += item.weight * n * choice.backward
+                    memory += n * (choice.state + item.in_flight * choice.activations)
+        return LayerSelection(time, memory, counts)
+
+    def _round_down(self, items: Sequence[Item], budget: float, workspace: float) -> LayerSelection:
+        """Choose as linear programming does; the layer that it divides takes its smaller choice."""
         excess = -budget
         steps: list[tuple[float, int, int, int, float]] = []
         counts: list[list[int]] = []
@@ -200,10 +237,13 @@ class Knapsack:
             counts[number][fast] -= moved
             counts[number][small] += moved
             excess -= moved * saved
-        return counts
+        return self._add_up(items, counts)
 
     def _hull_path(self, item: Item, workspace: float) -> list[tuple[float, float, int]]:
         """Return seconds, bytes and number of the choices on the lower hull, fastest first."""
+        key = item.kind, item.in_flight, workspace
+        if key in self._paths:
+            return self._paths[key]
         points = sorted(
             (c.backward, c.state + item.in_flight * c.activations, number)
             for number, c in enumerate(self.problem.kinds[item.kind].choices)
@@ -216,14 +256,15 @@ class Knapsack:
             while len(path) > 1 and _slope(path[-2], path[-1]) >= _slope(path[-1], point):
                 path.pop()
             path.append(point)
+        self._paths[key] = path
         return path
 
     def _free_frontier(self, item: Item, count: int, workspace: float) -> Frontier:
         """Return the exact frontier of `count` layers."""
         choices = self.problem.kinds[item.kind].choices
-        key = self.choices[item.kind], workspace, item.in_flight, count
+        key = self.choices[item.kind], workspace, item.in_flight, item.weight, count
         if key not in self._cache:
-            layer = layer_frontier(choices, item.in_flight, workspace)
+            layer = layer_frontier(choices, item.in_flight, workspace, item.weight)
             frontier = layer
             for _ in range(count - 1):
                 frontier = join_frontiers(frontier, layer, same_kind=True)

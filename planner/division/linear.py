@@ -135,7 +135,7 @@ def min_backward(
         excess = excess + counts[:, number] * size
         segments += [(rate, number, saved) for rate, saved in kind_segments]
     for rate, number, saved in sorted(segments):
-        taken = np.clip(excess, 0.0, counts[:, number] * saved)
+        taken = np.minimum(np.maximum(excess, 0.0), counts[:, number] * saved)
         time += taken * rate
         excess -= taken
     return np.where(excess > ROUNDING * problem.budget, np.inf, time)

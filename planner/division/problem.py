@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trainer.layout.cuts import Cuts
-from ...trainer.layout.schedules import PLAIN, Kind, Orders, Schedule
+from ...trainer.layout.schedules import PLAIN, FullestMoment, Kind, Orders, Schedule
 from ...trainer.layout.simulate import simulate
 
 Numbers = NDArray[np.float64]
@@ -150,16 +150,17 @@ class Problem:
             yield self.last
 
     def in_flight(self, stage: int) -> tuple[int, ...]:
-        """Return the maximum number of micro-batches in flight, by chunk of a stage."""
-        return count_in_flight(self.schedule, self.stages, self.chunks, self.micro_batches)[stage]
+        """Return the micro-batches in flight at a stage's fullest moment, by chunk."""
+        return self._moments[stage].in_flight
 
     @property
     def min_in_flight(self) -> int:
         """Minimum over stages and chunks."""
-        in_flight_by_stage = count_in_flight(
-            self.schedule, self.stages, self.chunks, self.micro_batches
-        )
-        return min(min(chunks) for chunks in in_flight_by_stage)
+        return min(min(moment.in_flight) for moment in self._moments)
+
+    @property
+    def _moments(self) -> tuple[FullestMoment, ...]:
+        return fullest_moments(self.schedule, self.stages, self.chunks, self.micro_batches)
 
     def orders(self) -> Orders:
         return orders(self.schedule, self.stages, self.chunks, self.micro_batches)
@@ -171,12 +172,12 @@ def orders(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> 
 
 
 @lru_cache(maxsize=4096)
-def count_in_flight(
+def fullest_moments(
     schedule: Schedule, stages: int, chunks: int, micro_batches: int
-) -> tuple[tuple[int, ...], ...]:
-    """Return the maximum number of micro-batches in flight, by stage and chunk."""
+) -> tuple[FullestMoment, ...]:
+    """Return the moment with most micro-batches in flight, by stage."""
     return tuple(
-        schedule.in_flight(stage, stages, chunks, micro_batches) for stage in range(stages)
+        schedule.fullest_moment(stage, stages, chunks, micro_batches) for stage in range(stages)
     )
 
 

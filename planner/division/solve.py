@@ -6,7 +6,7 @@ no bound is below the best price. It also ends after `MAX_PRICED` divisions or `
 passes; the solution then has the lowest open bound.
 
 Interleaved: all divisions if they are few, else local search by moves of one layer, like the
-trainer's default cuts (trainer/layout/cuts.py).
+trainer's default cuts (trainer/layout/cuts.py), with rounded choices; then exact ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from ...trainer.layout.cuts import Cuts, neighbour_cuts
 from .bounds import Bounds, find_min_memory_cuts, quick_bound
 from .interleaved import DivisionBound, find_min_memory_division, initial_cuts
-from .knapsack import FrontierCache, Knapsack
+from .knapsack import FrontierCache, Knapsack, Tie
 from .linear import ROUNDING
 from .problem import Problem, Solution, StagePlan, price
 
@@ -30,6 +30,8 @@ MIN_PRICED, MAX_PRICED = 4, 200
 """Minimum and maximum number of divisions priced, whatever the passes per step."""
 MOVES = 4
 """Neighbours of an interleaved division that are priced, lowest bound first."""
+CHOSEN = 3
+"""Interleaved divisions whose choices are exact: those with the lowest prices with rounded ones."""
 FEW = 500
 """Maximum number of interleaved divisions that are all tried."""
 
@@ -67,24 +69,31 @@ class Pricing:
         passes = 2 * problem.micro_batches * problem.all_chunks
         self.num_left = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
         """Divisions that may still be priced."""
-        self._prices: dict[Cuts, float] = {}
+        self._prices: dict[Tie | None, dict[Cuts, float]] = {None: {}, Tie.FIRST: {}, Tie.LAST: {}}
 
-    def price_cuts(self, cuts: Cuts) -> float:
-        """Price a division; infinite if it does not fit into the memory."""
-        if cuts not in self._prices:
+    def price_cuts(self, cuts: Cuts, tie: Tie | None = Tie.FIRST) -> float:
+        """Price a division with exact choices, or (without `tie`) with rounded ones; infinite if it
+        does not fit into the memory."""
+        prices = self._prices[tie]
+        if cuts not in prices:
             self.num_left -= 1
-            stage_plans = self.stage_plans(cuts)
+            stage_plans = self.stage_plans(cuts, tie)
             plan_price = math.inf if stage_plans is None else price(self.problem, stage_plans)
-            self._prices[cuts] = plan_price
+            prices[cuts] = plan_price
             if stage_plans is not None and plan_price < self.best:
                 self.best, self.cuts, self.stages = plan_price, cuts, stage_plans
-        return self._prices[cuts]
+        return prices[cuts]
 
-    def stage_plans(self, cuts: Cuts) -> tuple[StagePlan, ...] | None:
+    def cheapest(self, tie: Tie | None) -> list[Cuts]:
+        """Return the divisions with the lowest prices of this kind."""
+        return sorted(self._prices[tie], key=self._prices[tie].__getitem__)[:CHOSEN]
+
+    def stage_plans(self, cuts: Cuts, tie: Tie | None) -> tuple[StagePlan, ...] | None:
         ranges = self.problem.ranges(cuts)
         plans = []
         for stage in range(self.problem.stages):
-            plan = self.knapsack.stage(stage, [ranges[n] for n in self.problem.stage_chunks(stage)])
+            chunks = [ranges[chunk] for chunk in self.problem.stage_chunks(stage)]
+            plan = self.knapsack.stage(stage, chunks, tie)
             if plan is None:
                 return None
             plans.append(plan)
@@ -132,26 +141,31 @@ def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
         return min(pricing.best, ceiling)
 
     def follow(now: Cuts) -> None:
-        price = pricing.price_cuts(now)
+        price = pricing.price_cuts(now, None)
         while pricing.num_left > 0:
             near = sorted((bound(cuts, limit()), cuts) for cuts in neighbour_cuts(now, layers))
             tried = [cuts for lower_bound, cuts in near[:MOVES] if lower_bound < limit()]
-            best = min((pricing.price_cuts(cuts), cuts) for cuts in [*tried, now])
+            best = min((pricing.price_cuts(cuts, None), cuts) for cuts in [*tried, now])
             if best[0] >= price:
                 break
             price, now = best
 
-    if math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.num_left):
+    few = math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.num_left)
+    if few:
         for cuts in combinations(range(1, layers), chunks - 1):
             if bound(cuts, limit()) < limit():
                 pricing.price_cuts(cuts)
-        return
-    for start in sorted(initial_cuts(problem), key=bound):
-        if bound(start) < limit():
-            follow(start)
-    if pricing.cuts is None and math.isinf(ceiling):
+    else:
+        for start in sorted(initial_cuts(problem), key=bound):
+            if bound(start) < limit():
+                follow(start)
+    if not few and pricing.cuts is None and math.isinf(ceiling):
         smallest = find_min_memory_division(
             problem, problem.budget * (1 + ROUNDING), problem.budget
         )
         if smallest.cuts is not None:
             follow(smallest.cuts)
+    for tie, known in ((Tie.FIRST, None), (Tie.LAST, Tie.FIRST)):
+        for cuts in pricing.cheapest(known):
+            if bound(cuts, limit()) < limit():
+                pricing.price_cuts(cuts, tie)

@@ -220,8 +220,7 @@ def enumerate_unchecked_grids(
         layouts = [
             replace(shape.layout, schedule=name, chunks=chunks)
             for name, schedule in SCHEDULES.items()
-            for chunks in schedule.chunk_counts
-            if shape.layout.pp * chunks <= len(model.layers)
+            for chunks in schedule.chunk_counts(shape.layout.pp, len(model.layers))
         ]
     for layout in layouts:
         for engine in enumerate_engines(shape, per_node):

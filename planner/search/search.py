@@ -40,6 +40,9 @@ BEST = 10
 """Plans that a search returns."""
 FACTOR = 2.0
 """Ideas that take more than this multiple of the best step are not searched."""
+NEAR = 0.99
+"""Part of the price of the best plan with a kind of parallelism, below which another is better: it
+only says why the best plans do without."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -135,12 +138,11 @@ class LayoutSearch:
         return max(ceiling, min(farthest, max(map(self._idea_ceiling, ideas))))
 
     def _idea_ceiling(self, idea: Idea) -> float:
-        """Return the price of the idea's best candidate; without one, of the candidates that it
-        could replace: the last idea that is shown, and the best with a kind of parallelism."""
-        if idea in self._idea_prices:
-            return self._idea_prices[idea]
-        prices = [self._kind_prices.get(kind, math.inf) for kind in idea.kinds]
-        return max([self._last_idea_price, *prices])
+        """Return the price of the candidates that a plan of the idea could replace: the last idea
+        that is shown, and the best with a kind of parallelism; at most that of the idea's best."""
+        nearest = (self._kind_prices.get(kind, math.inf) for kind in idea.kinds)
+        replaceable = max((self._last_idea_price, *(NEAR * price for price in nearest)))
+        return min(self._idea_prices.get(idea, math.inf), replaceable)
 
     def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
         if bound < self._ceiling(ideas):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Seconds = npt.NDArray[np.float64]
 
+MAX_CHUNKS = 8
+"""Chunks per stage, of those that the planner tries, beyond which the bubble hardly shrinks."""
 Kind = Literal["forward", "backward"]
 
 
@@ -63,19 +65,18 @@ class Schedule(ABC):
 
     name: ClassVar[str]
     """Value for `layout.schedule`."""
-    chunk_counts: ClassVar[Sequence[int]] = (1,)
-    """Chunks per stage that the planner tries."""
+    has_chunks: ClassVar[bool] = False
+    """True if stages have several chunks."""
     can_save_memory: ClassVar[bool] = True
     """False: 1f1b never has more micro-batches in flight."""
-
-    @property
-    def has_chunks(self) -> bool:
-        """True if stages have several chunks."""
-        return 1 not in self.chunk_counts
 
     @abstractmethod
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         """Return the actions, by stage."""
+
+    def chunk_counts(self, stages: int, layers: int) -> Sequence[int]:
+        """Return the chunks per stage that the planner tries for a model of `layers` layers."""
+        return (1,)
 
     def sample_size(self, stages: int, micro_batches: int) -> int:
         """Return a number of micro-batches whose step reaches the same peak memory."""
@@ -88,14 +89,6 @@ class Schedule(ABC):
             len({action.micro for action in order[: _first_backward(order)]})
             for order in self._sample(stages, chunks, micro_batches)
         )
-
-    def in_flight(
-        self, stage: int, stages: int, chunks: int, micro_batches: int
-    ) -> tuple[int, ...]:
-        """Return the maximum number of micro-batches in flight, by chunk of a stage."""
-        order = self._sample(stages, chunks, micro_batches)[stage]
-        counts = [count for _, count in _count_in_flight(order, stages, chunks)]
-        return tuple(map(max, zip(*counts, strict=True)))
 
     def fullest_moment(
         self, stage: int, stages: int, chunks: int, micro_batches: int
@@ -166,15 +159,10 @@ class OneForwardOneBackward(Schedule):
     def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
         return stages
 
-    def in_flight(
-        self, stage: int, stages: int, chunks: int, micro_batches: int
-    ) -> tuple[int, ...]:
-        return (min(micro_batches, stages - stage),)
-
     def fullest_moment(
         self, stage: int, stages: int, chunks: int, micro_batches: int
     ) -> FullestMoment:
-        return FullestMoment(self.in_flight(stage, stages, chunks, micro_batches), 0)
+        return FullestMoment((min(micro_batches, stages - stage),), 0)
 
     def bound(
         self, micro_batches: int, depth: int, passes: Seconds, backward: Seconds, trip: Seconds
@@ -207,11 +195,6 @@ class GPipe(Schedule):
     def warm_up(self, stages: int, chunks: int, micro_batches: int) -> int:
         return micro_batches
 
-    def in_flight(
-        self, stage: int, stages: int, chunks: int, micro_batches: int
-    ) -> tuple[int, ...]:
-        return (micro_batches,)
-
     def fullest_moment(
         self, stage: int, stages: int, chunks: int, micro_batches: int
     ) -> FullestMoment:
@@ -229,7 +212,12 @@ class Interleaved(Schedule):
     al., 2021). If the last round is incomplete, its missing micro-batches are skipped."""
 
     name = "interleaved"
-    chunk_counts = (2, 4)
+    has_chunks = True
+
+    def chunk_counts(self, stages: int, layers: int) -> Sequence[int]:
+        """Two and four, and numbers up to MAX_CHUNKS that give all chunks equally many layers."""
+        counts = range(2, min(MAX_CHUNKS, layers // stages) + 1)
+        return [n for n in counts if n in (2, 4) or layers % (stages * n) == 0]
 
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         rounds = -(-micro_batches // stages)

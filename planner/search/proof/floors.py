@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 
 from ....trainer.layout.cuts import Cuts
-from ....trainer.layout.schedules import FullestMoment, Schedule
+from ....trainer.layout.schedules import FullestMoment
+from ...division.problem import fullest_moments
 from ...grid.grid import Grid
 from ...memory.part_memory import PartMemory
 from ...memory.parts import PartTable
@@ -36,13 +37,6 @@ class MinActivations:
     first: float = 0.0
     last: float = 0.0
     last_workspace: float = 0.0
-
-
-@lru_cache(maxsize=4096)
-def fullest_moment(
-    schedule: Schedule, stages: int, chunks: int, micro_batches: int, stage: int
-) -> FullestMoment:
-    return schedule.fullest_moment(stage, stages, chunks, micro_batches)
 
 
 class Floors:
@@ -83,7 +77,8 @@ class Floors:
     def find_fullest_moment(self, stage: int) -> FullestMoment:
         layout, shape = self.grid.layout, self.grid.shape
         schedule = layout.pipeline_schedule
-        return fullest_moment(schedule, layout.pp, layout.chunks, shape.micro_batches, stage)
+        moments = fullest_moments(schedule, layout.pp, layout.chunks, shape.micro_batches)
+        return moments[stage]
 
     def stage(self, stage: int, ranges: Ranges) -> float:
         """Return the lower bound for a stage whose chunks have these layers."""

@@ -73,11 +73,14 @@ class Silent(EngineConfig):
         raise NotImplementedError
 
 
-class Thirds(Schedule):
-    """Interleaved with three chunks. It says of itself nothing but its lists."""
+class Ninths(Schedule):
+    """Interleaved with nine chunks. It says of itself nothing but its lists."""
 
-    name = "thirds"
-    chunk_counts = (3,)
+    name = "ninths"
+    has_chunks = True
+
+    def chunk_counts(self, stages: int, layers: int) -> Sequence[int]:
+        return (9,)
 
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         return SCHEDULES["interleaved"].orders(stages, chunks, micro_batches)
@@ -94,10 +97,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def words(machine: str) -> list[str]:
-    """Return the command that plans twelve layers on two devices."""
-    file = Path(machine).parent / "twelve.yaml"
+    """Return the command that plans eighteen layers on two devices."""
+    file = Path(machine).parent / "eighteen.yaml"
     file.write_text(
-        "{width: 36, vocab_size: 64, pattern: '[attention] * 12', mlp: glu, operators:"
+        "{width: 36, vocab_size: 64, pattern: '[attention] * 18', mlp: glu, operators:"
         " {attention: {kind: attention, heads: 2}, glu: {kind: glu, hidden: 48}}}"
     )
     batch = ["--seq-len", "16", "--batch-tokens", "128"]
@@ -147,9 +150,9 @@ def test_a_schedule_in_the_table_is_planned_and_wins(
 ) -> None:
     [plain] = plan(machine, "--explain", "pp=2")["explained"]
     assert plain["layout"]["schedule"] == "interleaved"  # negative control
-    monkeypatch.setitem(SCHEDULES, "thirds", Thirds())
+    monkeypatch.setitem(SCHEDULES, "ninths", Ninths())
     [explained] = plan(machine, "--explain", "pp=2")["explained"]
-    assert explained["layout"]["schedule"] == "thirds" and explained["layout"]["chunks"] == 3
+    assert explained["layout"]["schedule"] == "ninths" and explained["layout"]["chunks"] == 9
     assert explained["seconds"] < plain["seconds"]
 
 

@@ -16,12 +16,12 @@ from headrace.models.accounting.pieces import Pass, Passes, PassSegment
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options.recompute import Rule
 from headrace.planner.division.bounds import fastest_bound, quick_bound
+from headrace.planner.division.problem import fullest_moments
 from headrace.planner.grid.grid import Grid, enumerate_grids, enumerate_shapes
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
-from headrace.planner.search.proof.floors import fullest_moment
 from headrace.planner.search.proof.min_memory import (
     MinMemory,
     find_fitting_plan,
@@ -191,7 +191,7 @@ def _levels(passes: Passes) -> list[int]:
 def test_the_fullest_moment_is_one_of_the_schedule(schedule: str, micro_batches: int) -> None:
     chunks = 2 if schedule == "interleaved" else 1
     for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
-        found = fullest_moment(SCHEDULES[schedule], 4, chunks, micro_batches, stage)
+        found = fullest_moments(SCHEDULES[schedule], 4, chunks, micro_batches)[stage]
         now, moments = [0] * chunks, []
         for action in order:
             if action.kind == "backward":

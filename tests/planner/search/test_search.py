@@ -16,13 +16,12 @@ from support.planner.memory import max_in_flight
 
 from headrace.planner.division import knapsack as knapsack_module
 from headrace.planner.division.bounds import Bounds, find_min_memory_cuts, quick_bound
-from headrace.planner.division.knapsack import Knapsack
+from headrace.planner.division.knapsack import Knapsack, Tie
 from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
 from headrace.planner.division.problem import (
     Choice,
     LayerKind,
     Problem,
-    count_in_flight,
     price,
 )
 from headrace.planner.division.solve import solve
@@ -59,17 +58,24 @@ def test_the_search_equals_brute_force() -> None:
     assert wrong_when_even > 50
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_interleaved_chunks_equal_brute_force(seed: int) -> None:
-    problem = random_problem(seed, ("interleaved",))
-    least = brute_force(problem)
-    solution = solve(problem)
-    assert (solution is None) == math.isinf(least)
-    if solution is not None and len(set(problem.layers)) == 1:
-        assert solution.price == pytest.approx(least)
-    if solution is not None:
-        # The least backward time of a stage's chunks together is chosen, not of each.
-        assert least <= solution.price * (1 + 1e-9)
+def test_interleaved_chunks_are_near_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 1%, where equal sums are tried with fast passes in the first chunk and in the last.
+    Negative control: in the first alone."""
+
+    def find_worst() -> float:
+        gaps = []
+        for problem, least in zip(problems, prices, strict=True):
+            solution = solve(problem)
+            assert (solution is None) == math.isinf(least)
+            if solution is not None:
+                gaps.append(solution.price / least - 1)
+        return max(gaps)
+
+    problems = [random_problem(seed, ("interleaved",)) for seed in range(120)]
+    prices = [brute_force(problem) for problem in problems]
+    assert -1e-9 < find_worst() < 0.01
+    monkeypatch.setattr(Tie.LAST, "_value_", Tie.FIRST.value)
+    assert find_worst() > 0.02
 
 
 @settings(deadline=None, max_examples=150)
@@ -191,16 +197,21 @@ def test_a_longer_pass_never_shortens_a_step(seed: int, stage: int, field: str) 
     assert price(problem, plans) >= solution.price
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("micro_batches", [1, 3, 8, 17, 64])
-def test_micro_batches_alive_are_those_of_the_schedule(schedule: str, micro_batches: int) -> None:
-    """Capped micro-batches give the same numbers as all of them."""
-    chunks = 2 if schedule == "interleaved" else 1
-    found = count_in_flight(SCHEDULES[schedule], 4, chunks, micro_batches)
-    for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
-        for number, chunk in enumerate(range(stage, 4 * chunks, 4)):
-            own = [action for action in order if action.chunk == chunk]
-            assert found[stage][number] == max_in_flight(own)
+@pytest.mark.parametrize("chunks", [2, 3, 5])
+@pytest.mark.parametrize("micro_batches", [1, 4, 9, 24])
+def test_memory_of_chunks_is_that_of_a_moment(chunks: int, micro_batches: int) -> None:
+    """Equal chunks need at once what the schedule's lists say, not the sum of each one's most."""
+    kind = LayerKind(forward=1.0, choices=(Choice(backward=2.0, activations=1.0),))
+    schedule, stages = SCHEDULES["interleaved"], 4
+    orders = schedule.orders(stages, chunks, micro_batches)
+    peaks = [max_in_flight(order) for order in orders]
+    problem = Problem(
+        kinds=(kind,), layers=(0,) * stages * chunks, micro_batches=micro_batches,
+        budget=max(peaks), stages=stages, chunks=chunks, schedule=schedule,
+    )  # fmt: skip
+    assert [sum(problem.in_flight(stage)) for stage in range(stages)] == peaks
+    assert solve(problem) is not None
+    assert solve(replace(problem, budget=max(peaks) - 0.5)) is None
 
 
 def test_a_balanced_division_may_not_fit_where_another_does() -> None:
