@@ -21,7 +21,10 @@ ToTensor = Callable[[npt.NDArray[Any]], "torch.Tensor"]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A micro-batch: B rows with L tokens."""
+    """A micro-batch: B rows with L tokens.
+
+    Where a step's rows have one length (`Plan.lengths`), a row of the plan may be several of them.
+    """
 
     tokens: torch.Tensor
     """int64 [B, L]; with context parallelism [B, L / N], this rank's columns."""
@@ -35,9 +38,9 @@ class Batch:
     documents: Int64
     """[documents + 1] As `cu_seqlens`, also where documents are not isolated."""
     rows: Int64
-    """Row numbers in the stream; PADDING in padding rows."""
+    """Row numbers in the stream, by row of the plan; PADDING in padding rows."""
     sources: npt.NDArray[np.int32]
-    """Indices into the plan's sources."""
+    """Indices into the plan's sources, by row of the plan."""
     digests: list[bytes]
     """16 bytes per row, in order, without padding rows."""
     columns: slice
@@ -81,9 +84,12 @@ class Batcher:
         length = group.step_group.phase.seq_len
         first_token = row_slice.start * length
         documents, boundaries = documents - first_token, boundaries - first_token
+        model_length = int(labels.model_lengths[row_slice][0]) if len(rows) else length
+        num_cuts = length // model_length
         num_padding = self.micro_batch - len(rows)
         if num_padding:
-            ends = np.arange(len(rows) + 1, self.micro_batch + 1) * length
+            first, end = len(rows) * num_cuts, self.micro_batch * num_cuts
+            ends = np.arange(first + 1, end + 1) * model_length
             documents, boundaries = (
                 np.concatenate([starts, ends]) for starts in (documents, boundaries)
             )
@@ -95,9 +101,11 @@ class Batcher:
                 _append_padding(tokens, num_padding, 0),
                 _append_padding(weights, num_padding, 0),
             )
+        if num_cuts > 1:
+            tokens, weights = _cut_rows(tokens, model_length, 1), _cut_rows(weights, model_length)
         columns = slice(
-            self.context_rank * length // self.context_size,
-            (self.context_rank + 1) * length // self.context_size,
+            self.context_rank * model_length // self.context_size,
+            (self.context_rank + 1) * model_length // self.context_size,
         )
         return Batch(
             tokens=self._tensor(tokens[:, columns]),
@@ -110,6 +118,12 @@ class Batcher:
             digests=labels.digests[row_slice],
             columns=columns,
         )
+
+
+def _cut_rows(values: npt.NDArray[Any], length: int, num_targets: int = 0) -> npt.NDArray[Any]:
+    """Cut rows [n, L + num_targets] into shorter ones, each with the targets after it."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, length + num_targets, axis=1)
+    return windows[:, ::length].reshape(-1, length + num_targets)
 
 
 def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:

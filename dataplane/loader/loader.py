@@ -69,6 +69,10 @@ class Loader:
             for phase in plan.phases
             if phase.seq_len % context_size
         ]
+        problems += [
+            ConfigProblem("", f"rows of {length:,} tokens cannot be cut into {context_size} parts")
+            for length in sorted({length for length in plan.lengths if length % context_size})
+        ]
         if pin_memory and not _has_cuda():
             problems.append(ConfigProblem("pin_memory", "no CUDA device was found"))
         if problems:

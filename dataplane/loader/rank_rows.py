@@ -15,7 +15,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import Int64
+from ..arrays import Int64, expand_ranges
 from ..datasets.cache import Cache
 from ..order.plan import Phase, Plan
 from ..order.stream import RowLocations
@@ -94,6 +94,8 @@ class GroupLabels:
     """Starts of what operators keep apart, then the end: documents, or rows if documents are not
     isolated."""
     digests: list[bytes]
+    model_lengths: Int64
+    """Tokens of the model's rows, into which a row is cut."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,18 +135,37 @@ class RankReader:
     def _read(self, group: StepGroup, pending: PendingRows) -> LoadedGroup:
         block = self.reader.read(pending, digests=self.rank_rows.digests)
         rows, length = block.arrays.weights.shape
-        boundaries = np.arange(0, rows * length + 1, length)
+        model_lengths = self._model_lengths(pending.located)
+        boundaries = np.append(row_starts(model_lengths, length), rows * length)
         starts = block.document_starts
         document_starts = starts[starts % length != 0]  # place L of a row is place 0 of the next
-        documents = np.sort(np.concatenate([boundaries, document_starts]))
+        documents = np.concatenate([boundaries, document_starts])
+        documents = np.unique(documents) if self.rank_rows.plan.lengths else np.sort(documents)
         if self.rank_rows.plan.isolate_documents:
             boundaries = documents
         if rows and self._prefetcher:
             self._prefetcher.finish_block()
         located = pending.located
-        labels = GroupLabels(located.rows, located.sources, documents, boundaries, block.digests)
+        labels = GroupLabels(
+            located.rows, located.sources, documents, boundaries, block.digests, model_lengths
+        )
         return LoadedGroup(group, block.arrays, labels)
+
+    def _model_lengths(self, located: RowLocations) -> Int64:
+        lengths = np.full(len(located.rows), located.length, np.int64)
+        if self.rank_rows.plan.lengths:
+            source_lengths = np.array(self.rank_rows.plan.lengths)[located.sources]
+            return np.where(source_lengths, source_lengths, lengths)
+        return lengths
 
     def close(self) -> None:
         if self._prefetcher:
             self._prefetcher.close()
+
+
+def row_starts(model_lengths: Int64, length: int) -> Int64:
+    """Return where the model's rows start, in rows of `length` tokens laid side by side."""
+    counts = length // model_lengths
+    rows, numbers = expand_ranges(np.zeros_like(counts), counts)
+    starts: Int64 = rows * length + numbers * model_lengths[rows]
+    return starts

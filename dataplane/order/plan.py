@@ -139,6 +139,9 @@ class Plan(PhaseTimeline[Phase]):
     debts: tuple[Fraction, ...] = ()
     """Tokens owed to each source at the start of the plan."""
     parent: Parent | None = None
+    lengths: tuple[int, ...] = ()
+    """Tokens of the model's rows, by source, where a step's rows have one length: a row of the plan
+    is cut into rows of so many tokens; 0 for none shorter. Empty: rows are never cut."""
     decisions: tuple[Decision, ...] = ()
     """Decisions of the run so far, by row. Its decisions.jsonl holds them, not the saved plan: the
     plan's hash identifies the order without them."""
@@ -202,6 +205,8 @@ class Plan(PhaseTimeline[Phase]):
                 for phase in data["phases"]
             ],
         }
+        if self.lengths:
+            order["lengths"] = data["lengths"]
         canonical = json.dumps(order, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
@@ -219,7 +224,8 @@ class Plan(PhaseTimeline[Phase]):
         return hashlib.sha256(json.dumps([self.hash, unlearnt]).encode()).hexdigest()[:32]
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        lengths = {"lengths": list(self.lengths)} if self.lengths else {}
+        return lengths | {
             "seed": self.seed,
             "tokenizer": self.tokenizer,
             "vocab_size": self.vocab_size,
@@ -247,6 +253,7 @@ class Plan(PhaseTimeline[Phase]):
             isolate_documents=data["isolate_documents"],
             debts=tuple(Fraction(*pair) for pair in data["debts"]),
             parent=data["parent"] and _parent_from_json(data["parent"]),
+            lengths=tuple(data.get("lengths", ())),
             sources=tuple(
                 PlanSource(
                     **{

@@ -19,12 +19,13 @@ import numpy.typing as npt
 from ..arrays import Int64
 from .apportionment import Assignment
 from .fair.eras import Eras, LoadSlowTable
-from .fair.owed import OwedRows
+from .fair.owed import Line, OwedRows
 from .fair.slow_jobs import SlowTable
 from .kept_tables import load_tables
+from .length_steps import Assigned, Debts, LengthSteps
 from .plan import Plan
 from .refills import Refills
-from .simulation import estimate_simulated_rows, simulate
+from .simulation import Segment, estimate_simulated_rows, simulate
 from .source_order import Draws, Position, SourceOrder
 from .steered import SteeredOrder
 from .tables import Tables
@@ -148,10 +149,11 @@ class Stream:
     def __init__(self, plan: Plan, *, is_prefix: bool = False) -> None:
         """`is_prefix`: a fair plan begins with this one; rows with another length follow."""
         self.plan = plan
-        fair = plan.fair or is_prefix
-        planned = _fair_assignment(plan, is_prefix=is_prefix) if fair else _table_assignment(plan)
-        self.assignment: Assignment | Eras | SteeredOrder = planned
+        self.assignment: Assignment | Eras | LengthSteps | SteeredOrder
+        planned = _assign_rows(plan, is_prefix=is_prefix)
+        self.assignment = planned
         if plan.decisions:
+            assert not isinstance(planned, LengthSteps), "steps by length take no decisions"
             self.assignment = SteeredOrder(plan, planned, _load_slow_tables)
         self.refills = {
             index: Refills(source.refills)
@@ -327,19 +329,40 @@ class Stream:
         return spans
 
 
-def _table_assignment(plan: Plan) -> Assignment:
-    segments = plan.segments()
+def _assign_rows(plan: Plan, *, is_prefix: bool) -> Assignment | Eras | LengthSteps:
+    fair = plan.fair or is_prefix
+    name = f"{plan.hash}-beginning" if is_prefix else plan.hash
+    debts = plan.debts or (Fraction(0),) * len(plan.sources)
+
+    def assign_group(part: str, segments: list[Segment], debts: Debts) -> Assigned:
+        if not fair:
+            return _assign_by_tables(f"{name}-{part}", segments)
+        eras = [
+            (tokens, [Line(era.rows, era.weights, era.weights) for era in grouped])
+            for tokens, grouped in groupby(segments, lambda segment: segment.row_tokens)
+        ]
+        pays_debts = is_prefix or plan.parent is not None or len(eras) > 1
+        return _assign_fairly(f"{name}-{part}", eras, debts, pays_debts=pays_debts)
+
+    if plan.lengths:
+        return LengthSteps(plan, assign_group)
+    if not fair:
+        return _assign_by_tables(name, plan.segments())
+    lines = plan.lines()
+    pays_debts = is_prefix or plan.parent is not None or len(lines) > 1
+    return _assign_fairly(name, lines, debts, pays_debts=pays_debts)
+
+
+def _assign_by_tables(name: str, segments: list[Segment]) -> Assignment:
     tables = None
     if estimate_simulated_rows(segments) > MIN_CACHED_ROWS:
-        tables = load_tables(plan.hash, lambda: simulate(segments)[0], Tables)
+        tables = load_tables(name, lambda: simulate(segments)[0], Tables)
     return Assignment(segments, tables)
 
 
-def _fair_assignment(plan: Plan, *, is_prefix: bool) -> Eras:
-    name = f"{plan.hash}-beginning" if is_prefix else plan.hash
-    lines = plan.lines()
-    debts = plan.debts or (Fraction(0),) * len(plan.sources)
-    pays_debts = is_prefix or plan.parent is not None or len(lines) > 1
+def _assign_fairly(
+    name: str, lines: list[tuple[int, list[Line]]], debts: Debts, *, pays_debts: bool
+) -> Eras:
     return Eras(lines, debts, pays_debts=pays_debts, load=_load_slow_tables(name))
 
 

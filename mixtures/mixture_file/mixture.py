@@ -102,6 +102,9 @@ class Mixture:
     refill: bool = added_field(False)
     """Give each row with such documents the tokens of another row of its source, which the plan
     would not serve otherwise. All other rows stay in their places."""
+    steps_by_length: bool = added_field(False)
+    """Give each step rows of one length: it draws from sources that are packed to this length
+    alone, and the model gets their bins as its rows. A step's tokens stay the same."""
     after: After | None = None
     """Continue the stream of another run: tokens that it consumed are not served again."""
 

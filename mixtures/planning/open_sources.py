@@ -161,6 +161,21 @@ def unfit_rows(
                 yield MixtureFinding(("phases", phase.name, key), message)
 
 
+def check_lengths(
+    mixture: Mixture, opened: Mapping[str, OpenedSource], seq_len: int | None
+) -> Iterator[MixtureFinding]:
+    """Yield a problem if steps by length would all have one. `seq_len` is the continued run's."""
+    lengths = {phase.seq_len for phase in sized_phases(mixture, seq_len, None)}
+    if mixture.steps_by_length and all(
+        source.bins is None or {source.bins} == lengths for source in opened.values()
+    ):
+        yield MixtureFinding(
+            ("steps_by_length",),
+            "no source is packed to rows that are shorter than those of a phase; make such "
+            "sources with `tokenize pack --lengths`",
+        )
+
+
 def _explain_unfit(name: str, source: OpenedSource, length: int) -> str | None:
     """Explain why a source cannot serve rows with `length` tokens; None if it can."""
     tokens, bins = source.tokens, source.bins

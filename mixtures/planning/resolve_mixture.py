@@ -32,7 +32,13 @@ from .branch_point import (
     replayed_shares,
     source_conflicts,
 )
-from .open_sources import OpenedSource, open_sources, source_mismatches, unfit_rows
+from .open_sources import (
+    OpenedSource,
+    check_lengths,
+    open_sources,
+    source_mismatches,
+    unfit_rows,
+)
 from .refill import refill_rows
 from .shares import Shares, average_shares, fit_tables, make_line, phase_shares, split_stretches
 from .size_weights import describe_rule, size_weights
@@ -90,6 +96,8 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     mismatches = source_mismatches(opened, tokenizer)
     findings += [mismatch for mismatch in mismatches if mismatch.path not in reported]
     findings += unfit_rows(mixture, opened, inherited.seq_len if inherited else None)
+    if not source_findings:
+        findings += check_lengths(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
         findings += source_conflicts(branch, opened)
     problems = [*draft.problems, *filter(None, map(draft.locate_problem, findings))]
@@ -132,9 +140,11 @@ def _resolve_stream(
         stream = Stream(_resolve_plan(mixture, opened, branch, unlearnt, withheld_rows))
         limited = {name for phase in stream.plan.phases for name in phase.left_out}
         short = {shortage.source for shortage in stream.shortages()} & limited
-        if not short or max(withheld_rows.values(), default=0) == MAX_WITHHELD_ROWS:
+        # A source of one length gets its rows in whole steps.
+        unit = max(phase.batch_rows for phase in stream.plan.phases) if stream.plan.lengths else 1
+        if not short or max(withheld_rows.values(), default=0) >= MAX_WITHHELD_ROWS * unit:
             return stream
-        withheld_rows.update(short)
+        withheld_rows.update(dict.fromkeys(short, unit))
 
 
 def _resolve_plan(
@@ -150,6 +160,7 @@ def _resolve_plan(
     sources = _plan_sources(mixture, opened, names, branch, unlearnt)
     tokenizer = next(iter(opened.values())).manifest.tokenizer
     debts = inherited_debts(branch, names) if branch else ()
+    lengths = _model_lengths(mixture, opened, names, branch) if mixture.steps_by_length else ()
 
     def build_plan(phases: Sequence[Phase]) -> Plan:
         return Plan(
@@ -161,6 +172,7 @@ def _resolve_plan(
             isolate_documents=mixture.isolate_documents,
             debts=debts,
             parent=branch.parent if branch else None,
+            lengths=lengths,
         )
 
     phases, edge_shares_by_phase = _resolve_phases(
@@ -170,6 +182,7 @@ def _resolve_plan(
     if (
         branch
         or limited
+        or mixture.steps_by_length
         or not all(fit_tables(*edge_shares) for edge_shares in edge_shares_by_phase)
     ):
         return build_plan(phases)
@@ -226,6 +239,24 @@ def _sequence_lengths(mixture: Mixture, branch: BranchPoint | None) -> list[int]
     return sorted({sized.seq_len for sized in sized_phases(mixture, before, None) if sized.seq_len})
 
 
+def _model_lengths(
+    mixture: Mixture,
+    opened: Mapping[str, OpenedSource],
+    names: Sequence[str],
+    branch: BranchPoint | None,
+) -> tuple[int, ...]:
+    """Return, by source, the tokens of the model's rows; 0 if they are whole rows of all phases."""
+    before = dict[str, int]()
+    if branch and branch.plan.lengths:
+        sources = [source.name for source in branch.plan.sources]
+        before = dict(zip(sources, branch.plan.lengths, strict=True))
+    whole = _sequence_lengths(mixture, branch)
+    lengths = [
+        (opened[name].bins or 0) if name in opened else before.get(name, 0) for name in names
+    ]
+    return tuple(0 if [length] == whole else length for length in lengths)
+
+
 def _resolve_phases(
     mixture: Mixture,
     opened: Mapping[str, OpenedSource],
@@ -262,6 +293,12 @@ def _resolve_phases(
             first = tuple(sized_weights.shares.get(source, Fraction(0)) for source in names)
             last = first
         replays[name] = average_shares(first, last)
+        stretches = (make_line(rows, first, last),)
+        if mixture.steps_by_length:  # shares are constant over whole steps
+            stretches = tuple(
+                replace(stair, rows=stair.rows * batch_rows)
+                for stair in split_stretches(rows // batch_rows, first, last)
+            )
         phases.append(
             Phase(
                 name=name,
@@ -271,7 +308,7 @@ def _resolve_phases(
                 rows=rows,
                 seq_len=seq_len,
                 batch_rows=batch_rows,
-                stretches=(make_line(rows, first, last),),
+                stretches=stretches,
                 lr=asdict(spec.lr),
                 asked_tokens=spec.tokens,
                 weights_rule=rule,

@@ -249,7 +249,7 @@ def shapes(job: Job) -> list[Shape]:
     """Return a micro-batch of one row for each length of rows."""
     layout, device = job.run.layout, job.run.device
     assert device != "auto"
-    lengths = {phase.seq_len for phase in job.plan.phases}
+    lengths = {phase.seq_len for phase in job.plan.phases} | {*filter(None, job.plan.lengths)}
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.add(job.run.evaluate.seq_len)
     return [

@@ -168,7 +168,7 @@ def check_host_memory(job: Job) -> None:
 
 def _layout(job: Job) -> None:
     """Raise if the layout does not shard the model and its rows."""
-    lengths = [phase.seq_len for phase in job.plan.phases]
+    lengths = [phase.seq_len for phase in job.plan.phases] + [*filter(None, job.plan.lengths)]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
         lengths.append(job.run.evaluate.seq_len)
     rows = min(phase.batch_rows for phase in job.plan.phases)

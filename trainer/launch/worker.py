@@ -270,7 +270,7 @@ def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRe
     peak = watch.peak_flops or speed.device_peak(device)
     counts = speed.count_speed(
         job.model,
-        {phase.seq_len for phase in job.plan.phases},
+        {phase.seq_len for phase in job.plan.phases} | {*filter(None, job.plan.lengths)},
         rules=job.rules,
         peak=peak * ranks if peak else None,
         fp8=job.precision.fp8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ...dataplane.order.timeline import PhaseRows, PlanStep
@@ -29,6 +29,8 @@ class RunPlan(Protocol):
     @property
     def sources(self) -> Sequence[Named]: ...
     @property
+    def lengths(self) -> Sequence[int]: ...
+    @property
     def hash(self) -> str: ...
     @property
     def vocab_size(self) -> int: ...
@@ -48,7 +50,11 @@ class RunPlan(Protocol):
 
 
 class MicroBatch(Protocol):
-    """Rows on which a rank computes at once; padding rows have weight 0."""
+    """Rows on which a rank computes at once; padding rows have weight 0.
+
+    `rows` and `sources` are those of the plan: a row of the plan may be cut into several rows of
+    the tensors (`Plan.lengths`).
+    """
 
     @property
     def tokens(self) -> torch.Tensor: ...
@@ -61,9 +67,9 @@ class MicroBatch(Protocol):
     @property
     def documents(self) -> Int64: ...
     @property
-    def rows(self) -> Iterable[int]: ...
+    def rows(self) -> Collection[int]: ...
     @property
-    def sources(self) -> Iterable[int]: ...
+    def sources(self) -> Collection[int]: ...
     @property
     def digests(self) -> list[bytes]: ...
 

@@ -176,14 +176,26 @@ def _sums(
     """Return this rank's Σ w·ℓ, divisors and rows by source, fp64 [3, sources]."""
     row_sources = torch.tensor([int(source) for batch in batches for source in batch.sources])
     sums_by_row = [divisor_terms(batch.weights, divisor).sum(dim=1) for batch in batches]
-    weights = torch.cat(sums_by_row) * parallel.counts_tokens
+    weights = _sum_cuts(sums_by_row, batches) * parallel.counts_tokens
     drawn = torch.tensor([row != PADDING for batch in batches for row in batch.rows])
     sums = torch.zeros(3, sources, dtype=torch.float64)
     # Losses on a device take a single transfer for all micro-batches.
-    by_row = (torch.cat(list(losses)), weights, drawn * parallel.reports_rows)
+    by_row = (_sum_cuts(losses, batches), weights, drawn * parallel.reports_rows)
     for total, numbers in zip(sums, by_row, strict=True):
         total.index_add_(0, row_sources, numbers.double().cpu())
     return sums
+
+
+def _sum_cuts(numbers: Sequence[torch.Tensor], batches: Sequence[MicroBatch]) -> torch.Tensor:
+    """Sum over the rows of the model that one row of the plan was cut into."""
+    return torch.cat(
+        [
+            values
+            if len(values) == len(batch.sources)
+            else values.view(len(batch.sources), -1).sum(1)
+            for values, batch in zip(numbers, batches, strict=True)
+        ]
+    )
 
 
 def _rows(batches: Sequence[MicroBatch], parallel: Parallel) -> torch.Tensor:

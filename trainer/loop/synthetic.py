@@ -51,6 +51,7 @@ class SyntheticPlan(PhaseTimeline[PhaseRows]):
     vocab_size: int
     seed: int
     sources = (SyntheticSource(),)
+    lengths = ()
 
     @property
     def phases(self) -> tuple[PhaseRows, ...]:

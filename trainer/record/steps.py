@@ -72,21 +72,22 @@ class RunRecorder(Hook):
     def step_done(self, record: StepRecord) -> None:
         step, stats = record.step, record.stats
         speed = step.rows * step.phase.seq_len / record.seconds
+        length = self._model_length(step, stats)
         skip_fields = _skip_fields(record.skipped)
         combined = dict(stats.metrics)
         memory = [int(size) for size in combined.get("memory", ())]
         compute_seconds = combined.pop("own_seconds", ())
         slowest = None
         if self.stragglers is not None and compute_seconds:
-            slowest = self.stragglers.add_step(compute_seconds, record.seconds, step.phase.seq_len)
+            slowest = self.stragglers.add_step(compute_seconds, record.seconds, length)
         values: Entry = {
             **combined,
             "loss": stats.loss,
             "lr": record.lr,
             "grad_norm": record.update.grad_norm,
             "tokens_per_second": speed,
-            "mfu": self.speed.mfu(step.phase.seq_len, speed),
-            "hfu": self.speed.hfu(step.phase.seq_len, speed),
+            "mfu": self.speed.mfu(length, speed),
+            "hfu": self.speed.hfu(length, speed),
             "memory": memory[0] if memory else 0,
             "data_wait": combined.get("data_wait", 0.0) / record.seconds,
             "seconds": record.seconds,
@@ -123,6 +124,11 @@ class RunRecorder(Hook):
         if any(after > GROWN * before for before, after in pairs):
             self.memory = memory
             self.event("memory", step.number, memory=memory)
+
+    def _model_length(self, step: PlanStep[PhaseRows], stats: StepStats) -> int:
+        """Return the tokens of the model's rows in a step."""
+        lengths = (length for length, rows in zip(self.plan.lengths, stats.rows) if rows)  # noqa: B905
+        return next(lengths, 0) or step.phase.seq_len
 
     def evaluated(self, step: PlanStep[PhaseRows], evaluation: Evaluation) -> None:
         """Record an evaluation after `step`."""

@@ -109,7 +109,7 @@ class _Bounds:
     """The pieces of a micro-batch's rows."""
 
     length: int
-    """Tokens of a whole row."""
+    """Tokens of a whole row of the model, into several of which a row of the plan may be cut."""
     ends: Int64
     """[pieces + 1] Starts in whole rows laid side by side, then the end."""
     rows: Int64
@@ -117,9 +117,10 @@ class _Bounds:
 
     @classmethod
     def of(cls, batch: MicroBatch, parallel: Parallel) -> _Bounds:
+        rows = np.asarray(batch.rows)
         length = batch.tokens.shape[1] * parallel.axes.context.size
-        indices, firsts = np.divmod(batch.documents[:-1], length)
-        return cls(length, batch.documents, np.asarray(batch.rows)[indices], firsts)
+        indices, firsts = np.divmod(batch.documents[:-1], batch.documents[-1] // len(rows))
+        return cls(length, batch.documents, rows[indices], firsts)
 
     def offsets(self, width: int, parallel: Parallel) -> Int64:
         """Return the bounds in rows cut to the `width` tokens that this rank holds."""
