@@ -102,7 +102,7 @@ class Batcher:
                 _append_padding(weights, num_padding, 0),
             )
         if num_cuts > 1:
-            tokens, weights = _cut_rows(tokens, model_length, 1), _cut_rows(weights, model_length)
+            tokens, weights = _cut_rows(tokens, model_length), weights.reshape(-1, model_length)
         columns = slice(
             self.context_rank * model_length // self.context_size,
             (self.context_rank + 1) * model_length // self.context_size,
@@ -120,10 +120,10 @@ class Batcher:
         )
 
 
-def _cut_rows(values: npt.NDArray[Any], length: int, num_targets: int = 0) -> npt.NDArray[Any]:
-    """Cut rows [n, L + num_targets] into shorter ones, each with the targets after it."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, length + num_targets, axis=1)
-    return windows[:, ::length].reshape(-1, length + num_targets)
+def _cut_rows(tokens: Int64, length: int) -> Int64:
+    """Cut rows [n, L + 1] into shorter ones, each with the target after it."""
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, length + 1, axis=1)
+    return windows[:, ::length].reshape(-1, length + 1)
 
 
 def _pinned(array: npt.NDArray[Any]) -> torch.Tensor:

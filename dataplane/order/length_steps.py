@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -54,13 +54,10 @@ class LengthSteps:
         for members in self.members:
             self.member_numbers[members] = np.arange(len(members))
         batch_rows = [phase.batch_rows for phase in plan.phases for _ in phase.stretches]
-        step_edges = [
-            0,
-            *accumulate(
-                segment.rows // rows
-                for segment, rows in zip(self.segments, batch_rows, strict=True)
-            ),
+        num_steps = [
+            segment.rows // rows for segment, rows in zip(self.segments, batch_rows, strict=True)
         ]
+        step_edges = [0, *accumulate(num_steps)]
         group_weights = [
             tuple(sum(segment.weights[source] for source in members) for members in self.members)
             for segment in self.segments
@@ -68,9 +65,9 @@ class LengthSteps:
         self.steps = assign(
             "steps",
             [
-                Segment(end - first, weights, rows * segment.row_tokens)
-                for segment, weights, rows, (first, end) in zip(
-                    self.segments, group_weights, batch_rows, pairwise(step_edges), strict=True
+                Segment(steps, weights, rows * segment.row_tokens)
+                for segment, weights, rows, steps in zip(
+                    self.segments, group_weights, batch_rows, num_steps, strict=True
                 )
             ],
             tuple(

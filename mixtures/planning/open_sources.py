@@ -172,7 +172,7 @@ def check_lengths(
         yield MixtureFinding(
             ("steps_by_length",),
             "no source is packed to rows that are shorter than those of a phase; make such "
-            "sources with `tokenize pack --lengths`",
+            "sources with `tokenize pack --length 512,1024,…`",
         )
 
 

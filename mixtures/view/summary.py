@@ -6,7 +6,8 @@ reaches `max_epochs`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -73,6 +74,19 @@ class PhaseUse:
     changing: bool
     """True if shares change over the phase; the shares here are averages."""
     sources: tuple[SourceUse, ...]
+    lengths: tuple[LengthUse, ...] = ()
+    """Steps by the length of their rows, if steps have one (`steps_by_length`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthUse:
+    """Steps whose rows have one length."""
+
+    tokens: int
+    """Tokens of the model's rows."""
+    rows: int
+    """Rows of this length in a step."""
+    steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +186,22 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64) -> PhaseUse:
             )
             for index, source in enumerate(plan.sources)
         ),
+        lengths=tuple(_length_uses(plan, phase, rows)),
     )
+
+
+def _length_uses(plan: Plan, phase: Phase, rows: Int64) -> Iterator[LengthUse]:
+    """Yield the lengths in a phase, the shortest first; `rows` are the phase's, by source."""
+    rows_by_length = Counter[int]()
+    for length, count in zip(plan.lengths, rows.tolist(), strict=bool(plan.lengths)):
+        rows_by_length[length or phase.seq_len] += count
+    for length, count in sorted(rows_by_length.items()):
+        if count:
+            yield LengthUse(
+                tokens=length,
+                rows=phase.batch_rows * phase.seq_len // length,
+                steps=count // phase.batch_rows,
+            )
 
 
 def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:

@@ -43,6 +43,9 @@ def format_table(summary: Summary, tokens_per_second: float | None = None) -> st
 def json_data(summary: Summary, tokens_per_second: float | None = None) -> dict[str, Any]:
     """Return the summary as JSON data; with a speed, also the seconds."""
     data = asdict(summary)
+    for phase in data["phases"]:
+        if not phase["lengths"]:
+            del phase["lengths"]
     if tokens_per_second:
         data["seconds"] = summary.tokens / tokens_per_second
         for uses in (data["total"], *(phase["sources"] for phase in data["phases"])):
@@ -62,6 +65,10 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
         f"  steps {phase.first_step:,} to {end_step:,}, rows {phase.first_row:,} to {end_row:,}; "
         f"{rows} of {phase.seq_len:,} tokens per step ({format_number(phase.batch_tokens)} tokens)"
     )
+    if phase.lengths:
+        yield "  " + ", ".join(
+            f"{use.steps:,} steps of {use.rows:,} rows of {use.tokens:,}" for use in phase.lengths
+        )
     yield from _uses(phase.sources, speed)
     if phase.weights_rule:
         yield f"  The shares are {phase.weights_rule}."

@@ -12,18 +12,22 @@ import numpy as np
 from ...dataplane.arrays import Int64
 
 
-def best_fit(counts: Int64, capacity: int) -> tuple[Int64, int]:
+def best_fit(counts: Int64, capacity: int, min_opening: int = 1) -> tuple[Int64, int, Int64]:
     """Pack `counts[n]` pieces of length n, for every n, into bins of `capacity`.
 
-    Return the bin of each piece, longest piece first, and the number of bins.
+    Pieces shorter than `min_opening` open no bin: some may stay behind. Return the bin of each
+    packed piece, longest piece first; the number of bins; and the number of packed pieces by
+    length.
     """
     open_bins = _BinsBySpace(capacity)
+    packed = np.zeros_like(counts)
     lengths = np.flatnonzero(counts[1 : capacity + 1])[::-1] + 1
     for length in lengths.tolist():
         num_pieces = int(counts[length])
-        while num_pieces:
+        while num_pieces and (length >= min_opening or open_bins.has_space(length)):
             num_pieces = open_bins.place(length, num_pieces)
-    return np.array(open_bins.bin_of_piece, np.int64), open_bins.bins
+        packed[length] = counts[length] - num_pieces
+    return np.array(open_bins.bin_of_piece, np.int64), open_bins.bins, packed
 
 
 class _BinsBySpace:
@@ -37,6 +41,10 @@ class _BinsBySpace:
         self._by_space: list[list[int]] = [[] for _ in range(capacity + 1)]
         self._spaces = 0
         """A set, as bits: bit s is set if a bin has s free."""
+
+    def has_space(self, length: int) -> bool:
+        """Return True if a piece of this length fits into an open bin."""
+        return self._spaces >> length > 0
 
     def place(self, length: int, num_pieces: int) -> int:
         """Place pieces of a length into the fullest bins that fit one; return how many of the

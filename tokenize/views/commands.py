@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +36,13 @@ def pack_options(function: Any) -> Any:
     return apply_options(click_options, function)
 
 
+def _parse_lengths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text} is neither a number nor a list 512,1024") from None
+
+
 @click.command()
 @click.argument("dataset", metavar="URL")
 @click.option("--where", required=True, metavar="EXPRESSION", help="Documents that the view has.")
@@ -57,12 +64,18 @@ def select(as_json: bool, **values: Any) -> None:
     from .select import SelectConfig, describe_share
     from .select import select as make
 
-    _make_views(SelectConfig, values, make, describe_share, as_json=as_json)
+    _make_views(SelectConfig, values, lambda c: {c.out: make(c)}, describe_share, as_json=as_json)
 
 
 @click.command()
 @click.argument("dataset", metavar="URL")
-@click.option("--length", type=int, required=True, metavar="TOKENS", help="Tokens of a bin.")
+@click.option(
+    "--length",
+    callback=lambda _context, _option, text: _parse_lengths(text),
+    required=True,
+    metavar="TOKENS[,…]",
+    help="Tokens of a bin; with several lengths, a view of each, at OUT/LENGTH.",
+)
 @click.option("--out", required=True, metavar="URL", help="Folder or URL of the packed view.")
 @click.option(
     "--long",
@@ -79,23 +92,33 @@ def pack(as_json: bool, **values: Any) -> None:
     Best-fit decreasing puts documents into bins of the given length, which are the rows of phases
     with this sequence length. Padding fills a bin; it has no weight in the loss.
 
+    With several lengths, a document lies in the shortest row that holds it, or in the gap of a
+    longer one: for `steps_by_length` of a mixture.
+
     \b
     Example:
       tokenize pack data/web --length 4096 --out data/web-4096
+      tokenize pack data/web --length 512,1024,2048,4096 --out data/web-lengths
 
     More: docs/tokenize.md, section Packing
     """
     from ...dataplane.datasets.packing import describe
-    from .pack import PackConfig
+    from .pack import PackConfig, pack_lengths
     from .pack import pack as make
 
-    _make_views(PackConfig, values, make, describe, as_json=as_json)
+    lengths = values.pop("length")
+    values["length"] = max(lengths)
+    if len(lengths) == 1:
+        _make_views(PackConfig, values, lambda c: {c.out: make(c)}, describe, as_json=as_json)
+    else:
+        values["lengths"] = lengths
+        _make_views(PackConfig, values, pack_lengths, describe, as_json=as_json)
 
 
 def _make_views(
     config_type: Any,
     values: dict[str, Any],
-    make: Callable[[Any], Manifest],
+    make: Callable[[Any], Mapping[str, Manifest | None]],
     describe: Callable[[Manifest], str],
     *,
     as_json: bool,
@@ -108,14 +131,16 @@ def _make_views(
 
     dataset, out = values.pop("dataset"), values.pop("out").rstrip("/")
     data = {"engine": options.pop_executor(values), **values}
-    outs = []
+    outs: list[str] = []
     for split, url in list_splits(dataset.rstrip("/")).items():
-        outs.append(storage.join(out, split) if split else out)
-        manifest = make(
-            options.build_checked(config_type, {**data, "dataset": url, "out": outs[-1]})
-        )
-        if not as_json:
-            command.say(f"{outs[-1]}: {describe(manifest)}")
+        view_url = storage.join(out, split) if split else out
+        views = make(options.build_checked(config_type, {**data, "dataset": url, "out": view_url}))
+        for made_url, manifest in views.items():
+            if manifest is not None:
+                outs.append(made_url)
+            if not as_json:
+                text = "no document is left for it" if manifest is None else describe(manifest)
+                command.say(f"{made_url}: {text}")
     if as_json:
         summaries = [summary(url) for url in outs]
         command.emit(summaries if len(summaries) > 1 else summaries[0])

@@ -1,5 +1,8 @@
 """`tokenize pack`: a view with documents in bins, all equally long, by best-fit decreasing.
 
+With several lengths, each has a view. A document lies whole in the shortest row that holds it, or
+fills the gap of a longer row: documents alone would leave a quarter of all rows empty.
+
 Neighbouring documents are packed together, a group at a time: a chunk of the order then reads few
 parts of a shard, and memory is bounded. The bins of a group are permuted, and the pieces of a bin
 too: best-fit would put similar bins side by side, and the longest piece first.
@@ -23,6 +26,7 @@ from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.datasets.packing import PackedPieces
 from ...dataplane.order.epochs.permutation import derive_key, permute
+from ...dataplane.storage import storage
 from ..executors import ExecutorConfig
 from .best_fit import best_fit
 from .making import ShardResult, ShardTask, ViewRequest, make_view, write_shard
@@ -45,6 +49,8 @@ class PackConfig:
     """The URL of the dataset; it may be a view."""
     length: int
     """Tokens of a bin."""
+    lengths: tuple[int, ...] = ()
+    """Bin lengths of the views that share the documents, with `length`; empty for a single view."""
     out: str
     """The URL of the packed view."""
     long: Long = "cut"
@@ -59,11 +65,35 @@ class PackConfig:
             raise ValueError(f"--length {self.length}: a bin has at least 2 tokens")
         if self.group_bins < 1:
             raise ValueError(f"group_bins {self.group_bins}: a group has at least one bin")
+        for length in self.lengths:
+            if length < 2 or self.longest % length:
+                raise ValueError(
+                    f"--length {length}: every length must divide the longest, {self.longest}"
+                )
+        if len(set(self.lengths)) < len(self.lengths):
+            raise ValueError("--length: a length stands there twice")
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths, default=self.length)
+
+    @property
+    def levels(self) -> list[tuple[int, int]]:
+        """Bin lengths down to `length`, and the length below each: 0 for the shortest."""
+        lengths = sorted({*self.lengths, self.length}, reverse=True)
+        levels = list(zip(lengths, [*lengths[1:], 0], strict=True))
+        return levels[: lengths.index(self.length) + 1]
 
     def entry(self, steps: Sequence[str] = ()) -> dict[str, Any]:
         """Return the record of choice and layout for the manifest's settings; `steps` are the
         expressions of the packed view."""
-        rule = {"length": self.length, "long": self.long, "group_bins": self.group_bins}
+        rule: dict[str, Any] = {
+            "length": self.length,
+            "long": self.long,
+            "group_bins": self.group_bins,
+        }
+        if self.lengths:
+            rule["lengths"] = sorted(self.lengths)
         return {"where": view.encode_steps(steps), packing.KEY: rule}
 
 
@@ -107,31 +137,32 @@ def pack_shard(
 
     `seed_name` seeds the permutations.
     """
-    length, long = config.length, config.long
+    longest = config.longest
     first_tokens = np.cumsum(lengths) - lengths
-    num_groups = max(1, round(int(lengths.sum()) / (config.group_bins * length)))
+    num_groups = max(1, round(int(lengths.sum()) / (config.group_bins * longest)))
     group_starts = np.searchsorted(
         first_tokens, np.arange(1, num_groups) * (lengths.sum() / num_groups)
     )
-    packed_groups = [
-        _pack_group(
-            cut_long(documents, lengths[documents], length, long), length, f"{seed_name}/{n}"
-        )
-        for n, documents in enumerate(np.split(np.arange(len(lengths)), group_starts))
+    cut_groups = [
+        cut_long(documents, lengths[documents], longest, config.long)
+        for documents in np.split(np.arange(len(lengths)), group_starts)
     ]
-    pieces = PackedPieces.concatenate(packed_groups)
-    served = int(pieces.tokens.sum())
-    padding = int(pieces.padding.sum())
-    too_long = lengths > length
+    pieces = PackedPieces.concatenate(
+        [_pack_levels(group, config, f"{seed_name}/{n}") for n, group in enumerate(cut_groups)]
+    )
+    served, padding = int(pieces.tokens.sum()), int(pieces.padding.sum())
+    kept_tokens = sum(int(group.tokens.sum()) for group in cut_groups)
     counts = {
-        "bins": (served + padding) // length,
+        "bins": (served + padding) // config.length,
         "padding": padding,
         "documents": len(np.unique(pieces.documents)),
         "tokens": served,
-        "long": int(too_long.sum()),
-        "left_out": int(lengths.sum()) - served,
+        "long": int((lengths > longest).sum()),
+        "left_out": int(lengths.sum()) - kept_tokens,
         "empty": int((lengths == 0).sum()),
     }
+    if config.length < longest:  # counted once, with the longest bins
+        counts |= {"long": 0, "left_out": 0, "empty": 0}
     return pieces, counts
 
 
@@ -156,27 +187,74 @@ def cut_long(documents: Int64, tokens: Int64, length: int, long: Long) -> Packed
     )
 
 
-def _pack_group(pieces: PackedPieces, length: int, seed_name: str) -> PackedPieces:
-    """Return pieces ordered by bin; a bin's last piece gets its padding."""
+def _pack_levels(pieces: PackedPieces, config: PackConfig, seed_name: str) -> PackedPieces:
+    """Pack a group's pieces into bins of all lengths, the longest first; return those of
+    `config.length`."""
+    levels = config.levels
+    for length, shorter in levels[:-1]:
+        _, pieces = _pack_group(pieces, length, shorter + 1, f"{seed_name}/{length}")
+    length, shorter = levels[-1]
+    name = f"{seed_name}/{length}" if config.lengths else seed_name
+    return _pack_group(pieces, length, shorter + 1, name)[0]
+
+
+def _pack_group(
+    pieces: PackedPieces, length: int, min_opening: int, seed_name: str
+) -> tuple[PackedPieces, PackedPieces]:
+    """Return pieces ordered by bin, and those that stay behind (best_fit.py); a bin's last piece
+    gets its padding."""
     count = len(pieces.tokens)
     if not count:
-        return pieces
+        return pieces, pieces
     random_ranks = permute(derive_key(seed_name, "pieces"), count, np.arange(count))
     small = np.flatnonzero(pieces.tokens <= length)
     small = small[np.lexsort((random_ranks[small], -pieces.tokens[small]))]
     counts = np.bincount(pieces.tokens[small], minlength=length + 1)
-    bins = np.empty(count, np.int64)
-    bins[small], num_small_bins = best_fit(counts, length)
+    small_bins, num_small_bins, packed_counts = best_fit(counts, length, min_opening)
+    longer = np.cumsum(counts[::-1])[::-1] - counts
+    rank_in_length = np.arange(len(small)) - longer[pieces.tokens[small]]
+    is_packed = rank_in_length < packed_counts[pieces.tokens[small]]
+    behind, small = small[~is_packed], small[is_packed]
+    bins = np.full(count, -1, np.int64)
+    bins[small] = small_bins
     large = np.flatnonzero(pieces.tokens > length)  # each fills several bins in a row
     bins[large] = num_small_bins + np.arange(len(large))
     num_bins = num_small_bins + len(large)
-    bin_positions = permute(derive_key(seed_name, "bins"), num_bins, np.arange(num_bins))[bins]
-    order = np.lexsort((random_ranks, bin_positions))
+    bin_positions = np.full(count, num_bins, np.int64)  # pieces that stay behind come last
+    is_placed = bins >= 0
+    permuted_bins = permute(derive_key(seed_name, "bins"), num_bins, np.arange(num_bins))
+    bin_positions[is_placed] = permuted_bins[bins[is_placed]]
+    order = np.lexsort((random_ranks, bin_positions))[: count - len(behind)]
     first = np.flatnonzero(np.diff(bin_positions[order], prepend=-1))
-    last = np.append(first[1:], count) - 1
-    padding = np.zeros(count, np.int64)
-    padding[last] = -np.add.reduceat(pieces.tokens[order], first) % length
-    return PackedPieces(pieces.documents[order], pieces.first[order], pieces.tokens[order], padding)
+    last = np.append(first[1:], len(order)) - 1
+    padding = np.zeros(len(order), np.int64)
+    if len(order):
+        padding[last] = -np.add.reduceat(pieces.tokens[order], first) % length
+    return replace(_take(pieces, order), padding=padding), _take(pieces, np.sort(behind))
+
+
+def _take(pieces: PackedPieces, indices: Int64) -> PackedPieces:
+    return PackedPieces(
+        pieces.documents[indices],
+        pieces.first[indices],
+        pieces.tokens[indices],
+        pieces.padding[indices],
+    )
+
+
+def pack_lengths(config: PackConfig) -> dict[str, Manifest | None]:
+    """Make a packed view for each of `config.lengths`, at OUT/LENGTH; return manifests by URL, None
+    where no document is left for a length."""
+    manifests: dict[str, Manifest | None] = {}
+    for length in sorted(config.lengths, reverse=True):
+        url = storage.join(config.out.rstrip("/"), str(length))
+        try:
+            manifests[url] = pack(replace(config, length=length, out=url))
+        except NoDocumentsError:
+            manifests[url] = None
+    if not any(manifests.values()):
+        raise _no_documents_error(config.dataset, config)
+    return manifests
 
 
 def pack(config: PackConfig) -> Manifest:
@@ -238,8 +316,12 @@ def _provenance(counts: dict[str, int], long: Long) -> dict[str, Any]:
     }
 
 
-def _no_documents_error(base: str, config: PackConfig) -> InputError:
-    return InputError(
+class NoDocumentsError(InputError):
+    """A packed view would have no documents."""
+
+
+def _no_documents_error(base: str, config: PackConfig) -> NoDocumentsError:
+    return NoDocumentsError(
         f"no document of {base} has at most {config.length:,} tokens",
         where=f"--long {config.long}",
         hint="choose a longer --length, or --long cut",

@@ -188,14 +188,11 @@ def _sums(
 
 def _sum_cuts(numbers: Sequence[torch.Tensor], batches: Sequence[MicroBatch]) -> torch.Tensor:
     """Sum over the rows of the model that one row of the plan was cut into."""
-    return torch.cat(
-        [
-            values
-            if len(values) == len(batch.sources)
-            else values.view(len(batch.sources), -1).sum(1)
-            for values, batch in zip(numbers, batches, strict=True)
-        ]
-    )
+    sums = []
+    for values, batch in zip(numbers, batches, strict=True):
+        rows = len(batch.sources)
+        sums.append(values if len(values) == rows else values.view(rows, -1).sum(1))
+    return torch.cat(sums)
 
 
 def _rows(batches: Sequence[MicroBatch], parallel: Parallel) -> torch.Tensor:

@@ -70,7 +70,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans())
 def test_a_step_has_one_length_and_every_row_is_counted_once(plan: Plan) -> None:
     assignment = Stream(plan).assignment
@@ -105,7 +105,7 @@ def test_a_step_has_one_length_and_every_row_is_counted_once(plan: Plan) -> None
         assert (rows[count:] == plan.rows).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(plans())
 def test_a_length_is_off_by_less_than_two_steps(plan: Plan) -> None:
     """In tokens of the largest step; a debt that cannot be paid is left out."""

@@ -28,7 +28,7 @@ def piece_by_piece(lengths: list[int], capacity: int) -> list[int]:
 )
 def test_bins_are_those_of_the_algorithm(capacity: int, shares: list[float], count: int) -> None:
     lengths = [1 + int(share * capacity) for share in shares] * count
-    bins, used = best_fit(np.bincount(lengths, minlength=capacity + 1), capacity)
+    bins, used, _ = best_fit(np.bincount(lengths, minlength=capacity + 1), capacity)
     filled = np.bincount(bins, np.sort(lengths)[::-1], used).astype(int)
     assert len(filled) == used
     assert sorted((capacity - filled).tolist()) == piece_by_piece(lengths, capacity)
@@ -36,7 +36,7 @@ def test_bins_are_those_of_the_algorithm(capacity: int, shares: list[float], cou
 
 def test_it_beats_filling_bins_in_order() -> None:
     lengths = [4, 4, 4, 6, 6, 6, 7, 3]
-    _, used = best_fit(np.bincount(lengths, minlength=11), 10)
+    _, used, _ = best_fit(np.bincount(lengths, minlength=11), 10)
     bins, room = 0, 0
     for length in lengths:
         if room < length:

@@ -66,6 +66,29 @@ def test_each_token_once_and_only_long_documents_cut(
     assert counts["tokens"] + counts["left_out"] == sum(lengths)
 
 
+@given(lengths=st.lists(st.integers(0, 200), min_size=1, max_size=120))
+@settings(max_examples=60, deadline=None)
+def test_several_lengths_share_the_documents(lengths: list[int]) -> None:
+    """Each token is in one view. A bin begins with no gap for a document of its own length, so a
+    document lies in a longer row than it needs only beside one that needs this row."""
+    levels = (16, 32, 64)
+    tokens = Counter[tuple[int, int]]()
+    for shorter, length in zip((0, *levels), levels, strict=False):
+        config = PackConfig(dataset="a", length=length, lengths=levels, out="b", group_bins=4)
+        pieces, counts = pack_shard(np.array(lengths), config, "a shard")
+        columns = (pieces.documents, pieces.first, pieces.tokens, pieces.padding)
+        longest_by_bin, at = Counter[int](), 0
+        for document, first, count, padding in np.stack(columns, axis=1).tolist():
+            tokens.update((document, first + k) for k in range(count))
+            assert count == lengths[document] or lengths[document] > 64
+            assert count <= length or (length == 64 and count % 64 == 0)
+            longest_by_bin[at // length] = max(longest_by_bin[at // length], count)
+            at += count + padding
+        assert at == counts["bins"] * length
+        assert min(longest_by_bin.values(), default=length) > shorter
+    assert tokens == Counter((d, k) for d, whole in enumerate(lengths) for k in range(whole))
+
+
 def test_bins_of_one_kind_are_no_neighbours() -> None:
     """Best-fit puts the long documents into the first bins, each in front."""
     lengths = np.random.default_rng(0).integers(1, 65, 4000)
