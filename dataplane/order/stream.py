@@ -149,9 +149,8 @@ class Stream:
     def __init__(self, plan: Plan, *, is_prefix: bool = False) -> None:
         """`is_prefix`: a fair plan begins with this one; rows with another length follow."""
         self.plan = plan
-        self.assignment: Assignment | Eras | LengthSteps | SteeredOrder
         planned = _assign_rows(plan, is_prefix=is_prefix)
-        self.assignment = planned
+        self.assignment: Assignment | Eras | LengthSteps | SteeredOrder = planned
         if plan.decisions:
             assert not isinstance(planned, LengthSteps), "steps by length take no decisions"
             self.assignment = SteeredOrder(plan, planned, _load_slow_tables)
