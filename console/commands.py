@@ -102,6 +102,11 @@ def write_report(run: str) -> Path:
     return path
 
 
+def read_row_table(plan: Any, rows: range) -> Any:
+    """Return the documents of a plan's rows as an Arrow table."""
+    return import_module("..mixtures.audit.export", __package__).read_table(plan, rows)
+
+
 def open_plan(name: str, overrides: Sequence[str] = ()) -> Any:
     """Return the plan of a mixture, a saved plan or a run, for a loop of a user's own."""
     return (

@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .stream.hugging_face import to_datasets
     from .stream.stream import Stream
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "to_datasets"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `Stream` when it is asked for: rooms of this folder import this file."""
-    if name in __all__:
+    """Import the public names when they are asked for: rooms of this folder import this file."""
+    if name == "Stream":
         from .stream.stream import Stream
 
         return Stream
+    if name == "to_datasets":
+        from .stream.hugging_face import to_datasets
+
+        return to_datasets
     raise AttributeError(f"module {__name__} has no attribute {name}")

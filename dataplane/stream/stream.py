@@ -9,14 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...console import commands
+from ...console.errors import MissingError, PlanError
 from ..datasets.cache import Cache
 from ..order.plan import Plan
 
 if TYPE_CHECKING:
     from .dataset import Names, StreamDataset
+
+FRAMES = ("pandas", "polars")
 
 
 class Stream:
@@ -41,6 +46,37 @@ class Stream:
     def steps(self) -> range:
         """The plan's optimizer steps."""
         return range(self.plan.first_step, self.plan.end_step)
+
+    def rows(
+        self,
+        first_row: int | None = None,
+        end_row: int | None = None,
+        frame: Literal["pandas", "polars"] | None = None,
+    ) -> Any:
+        """Return what the rows [first_row, end_row) hold, by default all, as a data frame: a line
+        for each piece of a document, with its row, step, phase, source, number, id, file, epoch,
+        and place in the document and the row. No token is read.
+
+        `frame`: pandas or polars; default: pandas, or if it is not installed, polars.
+        """
+        plan = self.plan
+        first_row = plan.first_row if first_row is None else first_row
+        end_row = plan.end_row if end_row is None else end_row
+        if not plan.first_row <= first_row <= end_row <= plan.end_row:
+            raise PlanError(
+                f"the plan has rows {plan.first_row:,} to {plan.end_row:,}, not "
+                f"{first_row:,}:{end_row:,}"
+            )
+        names = FRAMES if frame is None else (frame,)
+        installed = next((name for name in names if find_spec(name)), None)
+        if installed is None:
+            raise MissingError(
+                f"a data frame needs {' or '.join(names)}", hint=f"pip install {names[0]}"
+            )
+        table = commands.read_row_table(plan, range(first_row, end_row))
+        if installed == "pandas":
+            return table.to_pandas()
+        return import_module("polars").from_arrow(table)
 
     def dataset(
         self,

@@ -5,7 +5,7 @@ A line is a piece of a document in a row. Tables of documents are read, not toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import numpy as np
 from ...dataplane.arrays import Int64, arrow_column, arrow_numbers, expand_ranges
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.loader.rows import RowReader
+from ...dataplane.order.plan import Plan
 from ...dataplane.order.stream import RowLocations
-from ...dataplane.shards.documents import DocumentOrigin
 from ...dataplane.storage import atomic
 
 BLOCK_ROWS = 8192
@@ -27,47 +27,93 @@ MAX_SHARDS = 64
 
 def export_rows(reader: RowReader, rows: range, out: Path, *, block_rows: int = BLOCK_ROWS) -> int:
     """Write the pieces of documents in a plan's rows; return their number."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    @lru_cache(MAX_SHARDS)
-    def origins(source: int, shard: int) -> list[DocumentOrigin]:
-        opened = reader.dataset(source).open_shard(shard)
-        return opened.origins(0, opened.shard.documents)
-
     num_pieces = 0
-    with atomic.replacing(out) as file, pq.ParquetWriter(file, _schema(pa)) as writer:
-        for phase in reader.plan.phases:
-            first_row, end_row = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
-            for start in range(first_row, end_row, block_rows):
-                located = reader.stream.locate(np.arange(start, min(start + block_rows, end_row)))
-                pieces = _find_pieces(reader, located)
-                source, shard, in_shard, document, row, *numbers = pieces
-                named = [
-                    origins(*key)[index]
-                    for *key, index in zip(
-                        source.tolist(), shard.tolist(), in_shard.tolist(), strict=True
-                    )
-                ]
-                names = [planned.name for planned in reader.plan.sources]
-                steps = phase.first_step + (row - phase.first_row) // phase.batch_rows
-                columns = [
-                    arrow_numbers(row),
-                    arrow_numbers(steps),
-                    arrow_column([phase.name] * len(row), pa.string()),
-                    arrow_column([names[index] for index in source.tolist()], pa.string()),
-                    arrow_numbers(document),
-                    arrow_column([origin.id for origin in named], pa.string()),
-                    arrow_column([origin.file for origin in named], pa.string()),
-                    arrow_column([origin.position for origin in named], pa.int64()),
-                    *map(arrow_numbers, numbers),
-                ]
-                writer.write_table(pa.Table.from_arrays(columns, schema=_schema(pa)))
-                num_pieces += len(row)
+    with atomic.replacing(out) as file, pq.ParquetWriter(file, _schema()) as writer:
+        for table in tables(reader, rows, block_rows):
+            writer.write_table(table)
+            num_pieces += len(table)
     return num_pieces
 
 
-def _schema(pa: Any) -> Any:
+def read_table(plan: Plan, rows: range) -> Any:
+    """Return the pieces of documents in a plan's rows as an Arrow table."""
+    import pyarrow as pa
+
+    listed = tables(RowReader(plan), rows)
+    return pa.concat_tables([_schema().empty_table(), *listed])
+
+
+def tables(reader: RowReader, rows: range, block_rows: int = BLOCK_ROWS) -> Iterator[Any]:
+    """Yield the pieces of documents in a plan's rows, an Arrow table for each block of rows."""
+    import pyarrow as pa
+
+    @lru_cache(MAX_SHARDS)
+    def origins(source: int, shard: int) -> Any:
+        return _read_origins(reader.dataset(source), shard)
+
+    for phase in reader.plan.phases:
+        first_row, end_row = max(rows.start, phase.first_row), min(rows.stop, phase.end_row)
+        for start in range(first_row, end_row, block_rows):
+            located = reader.stream.locate(np.arange(start, min(start + block_rows, end_row)))
+            pieces = _find_pieces(reader, located)
+            source, shard, in_shard, document, row, *numbers = pieces
+            named = _find_origins(origins, source, shard, in_shard)
+            names = [planned.name for planned in reader.plan.sources]
+            steps = phase.first_step + (row - phase.first_row) // phase.batch_rows
+            columns = [
+                arrow_numbers(row),
+                arrow_numbers(steps),
+                arrow_column([phase.name] * len(row), pa.string()),
+                arrow_column([names[index] for index in source.tolist()], pa.string()),
+                arrow_numbers(document),
+                *named.columns,
+                *map(arrow_numbers, numbers),
+            ]
+            yield pa.Table.from_arrays(columns, schema=_schema())
+
+
+def _read_origins(dataset: Dataset, shard: int) -> Any:
+    """Return the ids, files and positions of a shard's documents as an Arrow table: objects would
+    take ten times the memory."""
+    import pyarrow as pa
+
+    opened = dataset.open_shard(shard)
+    origins = opened.origins(0, opened.shard.documents)
+    return pa.table(
+        {
+            "id": arrow_column([origin.id for origin in origins], pa.string()),
+            "file": arrow_column(
+                [origin.file for origin in origins], pa.string()
+            ).dictionary_encode(),
+            "position": arrow_column([origin.position for origin in origins], pa.int64()),
+        }
+    )
+
+
+def _find_origins(
+    origins: Callable[[int, int], Any], sources: Int64, shards: Int64, documents: Int64
+) -> Any:
+    """Return a table with the origin of each piece."""
+    import pyarrow as pa
+
+    order = np.lexsort([shards, sources])
+    is_first = np.diff(sources[order], prepend=-1) | np.diff(shards[order], prepend=-1)
+    groups = np.split(order, np.flatnonzero(is_first)[1:])
+    parts = [
+        origins(int(sources[group[0]]), int(shards[group[0]])).take(arrow_numbers(documents[group]))
+        for group in groups
+        if len(group)
+    ]
+    schema = pa.schema([_schema().field(name) for name in ("id", "file", "position")])
+    listed = pa.concat_tables([part.cast(schema) for part in [*parts, schema.empty_table()]])
+    return listed.combine_chunks().take(arrow_numbers(np.argsort(order)))
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
     texts = {"phase", "source", "id", "file"}
     names = ["row", "step", "phase", "source", "document", "id", "file", "position"]
     names += ["epoch", "first", "tokens", "at"]
