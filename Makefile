@@ -63,6 +63,7 @@ regress: $(TESTS)  ## compare with the recordings; A=<commit> B=<commit>: two co
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(DOCS)  ## build the documentation site in build/site; a broken link fails
+	$(BIN)/python -m docs.generate.run_notebook
 	$(BIN)/python -m mkdocs build    # with --quiet, broken links would not be counted
 
 pictures: $(RUNS)  ## draw the pictures of the pages from real runs (needs Chromium)

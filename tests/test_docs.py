@@ -12,7 +12,7 @@ import yaml
 from packaging.version import Version
 from test_house import ROOT, configurations
 
-from docs.generate import generated_pages, peers
+from docs.generate import generated_pages, peers, run_notebook
 from docs.generate.configuration import ROOTS, sections
 from docs.generate.explanations import FIGURES
 from docs.generate.markdown import definitions, escaped
@@ -225,3 +225,10 @@ def test_the_reference_has_every_public_name(name: str, pages: dict[str, str]) -
 def test_docstrings_are_not_read_as_html() -> None:
     assert escaped("a < b, `x<T>`, <NAME> *") == "a &lt; b, `x<T>`, &lt;NAME> \\*"
     assert definitions([("`a`", "x\n\ny"), ("`b`", "")]) == "`a`\n:   x\n\n    y\n\n`b`\n:   –"
+
+
+def test_cells_of_a_notebook_run_in_one_process() -> None:
+    cells = ["x = 20\n!echo shell\nprint('said')\nx", "x + 1", "[x for _ in range(2)]"]
+    assert run_notebook.run_cells(cells) == ["shell\nsaid\n20\n", "21\n", "[20, 20]\n"]
+    with pytest.raises(SystemExit, match="no_such_name"):
+        run_notebook.run_cells(["no_such_name"])

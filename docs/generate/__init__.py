@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from .commands import command_pages
 from .configuration import configuration_pages
+from .notebook import notebook_page
 from .other_programs import other_programs_page
 from .python_api import api_page
 
@@ -16,4 +17,5 @@ def generated_pages() -> dict[str, str]:
         **configuration_pages(),
         "reference/other-programs.md": other_programs_page(),
         "reference/python.md": api_page(),
+        "notebook.md": notebook_page(),
     }

@@ -15,6 +15,7 @@ from headrace.trainer.guide.config_key import text_below
 from .markdown import code, definitions, escaped
 
 MODULES = {
+    "headrace.dataplane": "The stream, and datasets for Hugging Face",
     "headrace.dataplane.loader": "Micro-batches of a rank",
     "headrace.dataplane.order.plan": "Plans",
     "headrace.mixtures.planning.resolve_mixture": "From a mixture to a plan",
