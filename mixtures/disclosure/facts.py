@@ -121,7 +121,7 @@ def gather_facts(
     steps; None: of the newest."""
     (lineage,) = open_lineages([run])
     if step is not None:
-        lineage = _cut(lineage, step)
+        lineage = cut_lineage(lineage, step)
     plan_sources = _list_sources(lineage)
     _check_names(statement.sources, plan_sources, statement_file)
     newest = lineage.served[-1]
@@ -150,7 +150,7 @@ def gather_facts(
     )
 
 
-def _cut(lineage: Lineage, step: int) -> Lineage:
+def cut_lineage(lineage: Lineage, step: int) -> Lineage:
     """Return the lineage of the weights before `step`."""
     newest = lineage.served[-1]
     plan, taken_steps = newest.plan, lineage.taken_steps

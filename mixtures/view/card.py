@@ -37,6 +37,7 @@ def render_card(stream: Stream, *, steps: int | None = None) -> str:
         ["## Datasets", "", *_dataset_table(cards)],
         _origin_section(cards),
         _left_out_section(cards),
+        _unlearnt_section(summary),
         _lengths_section(cards),
         *(section for card in cards for section in _field_sections(card)),
     ]
@@ -106,6 +107,17 @@ def _left_out_section(cards: Sequence[_SourceCard]) -> list[str]:
         for name, count in account.left_out_by_view.items():
             rows.append((card.source.name, "the view", name, f"{count:,}"))
     return ["## Left out", "", *table(("source", "by", "kind", "count"), rows)] if rows else []
+
+
+def _unlearnt_section(summary: Summary) -> list[str]:
+    if not summary.unlearnt:
+        return []
+    rows = [
+        (name, f"{tokens:,}", f"{summary.refilled.get(name, 0):,}")
+        for name, tokens in summary.unlearnt.items()
+    ]
+    head = ("source", "tokens of documents without loss", "rows refilled with others")
+    return ["## Without documents", "", *table(head, rows)]
 
 
 def _lengths_section(cards: Sequence[_SourceCard]) -> list[str]:

@@ -19,7 +19,6 @@ from ...dataplane.storage import storage
 from ...mixtures.disclosure.eu import render_eu
 from ...mixtures.disclosure.facts import gather_facts
 from ...mixtures.disclosure.statement import Statement
-from ...mixtures.view.card import render_card
 from ...models.conversion.folders import write_model
 from ...models.weights import Weights
 from .chat_template import find_template
@@ -31,7 +30,6 @@ from .trained_length import max_positions, set_trained_length
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer
 
-DATA_CARD = "DATA.md"
 """File name for the page about the training data, in an exported folder."""
 SUMMARY = "SUMMARY.md"
 """File name for the summary of the training data that a law asks for."""
@@ -77,9 +75,6 @@ def export(
         pages[MODEL_CARD] = render_model_card(
             source, model, family=variant, format=format, stream=stream
         )
-    if isinstance(source, Checkpoint) and stream is not None:
-        steps = source.step - stream.plan.first_step
-        pages[DATA_CARD] = render_card(stream, steps=steps)
     if stated is not None:
         pages[SUMMARY] = stated
     for name, page in pages.items():
@@ -95,7 +90,7 @@ def export(
         "chat_template": None
         if template is None or not files
         else {"source": template.source, "different": template.different},
-        "data": DATA_CARD if DATA_CARD in pages else None,
+        "data": MODEL_CARD if MODEL_CARD in pages and stream is not None else None,
         "summary": SUMMARY if SUMMARY in pages else None,
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from support.data.corpora import ONE, read_dataset, texts
+from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
@@ -83,3 +84,17 @@ def test_a_card_has_what_the_cards_of_its_datasets_say(tmp_path: Path) -> None:
     assert f" | {lengths[37]:,} | " in page.split("## Lengths\n")[1].split("## ")[0]
     assert "## Field `language` of bin\n" in page
     assert "| en | 100.00% | 100.00% |" in page
+
+
+def test_a_card_counts_documents_without_loss(tmp_path: Path) -> None:
+    write_dataset(str(tmp_path / "web"), random_documents(1, 90))
+    (tmp_path / "drop.txt").write_text("id-3\nid-40\n")
+    phase = {"tokens": 512, "seq_len": 32, "batch": 64, "weights": {"web": 1}}
+    spec = {"sources": {"web": {"data": str(tmp_path / "web")}}, "phases": {"one": phase}}
+    without = {"without": [str(tmp_path / "drop.txt")], "refill": True}
+    plan = plan_of({**spec, **without})
+    [source] = plan.sources
+    tokens = sum(end - start for start, end in source.unlearnt)
+    page = render_card(Stream(plan))
+    assert tokens and f"| web | {tokens:,} | {len(source.refills):,} |" in page
+    assert "Without documents" not in render_card(Stream(plan_of(spec)))

@@ -104,7 +104,7 @@ def test_weights_are_exported(gpu_run: RunFolder, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["summary"] == "SUMMARY.md"
     assert "| Provider name | Mill Ltd |" in (tmp_path / "out" / "SUMMARY.md").read_text()
     assert (tmp_path / "out" / "model.safetensors").exists()
-    page = (tmp_path / "out" / "DATA.md").read_text()
+    page = (tmp_path / "out" / "README.md").read_text()
     assert f"# Training data of plan {Plan.load(gpu_run.plan).hash[:16]}" in page
 
 

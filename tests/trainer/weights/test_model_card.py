@@ -13,7 +13,7 @@ from formats.samples import SAMPLES
 
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
-from headrace.dataplane.runlog.ledger import read_last
+from headrace.dataplane.runlog.ledger import commit, read_last
 from headrace.dataplane.runlog.writer import encode_line
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
@@ -58,6 +58,9 @@ def test_a_card_has_the_hashes_tokens_and_mixture(run: RunFolder, tmp_path: Path
     tokens = count_by_source(Stream(plan), entry.end_row)
     for source, count in zip(plan.sources, tokens, strict=True):
         assert re.search(rf"\| {source.name} \| {count:,} \| .*`{source.dataset}`", card)
+    commitment = commit(run.root / "ledger.jsonl", plan.learnt_hash, entry.step)
+    assert f"| plan and ledger | `{commitment}` |" in card
+    assert f"\n## Training data of plan {plan.hash[:16]}\n" in card
     assert run.mixture.read_text().rstrip() in card
     assert "no start attested a fused kernel" in card and str(tmp_path) not in card
     moving = export(run, tmp_path / "average", "--ema")
