@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,24 @@ class Board:
                 problems.append(error.message)
                 runs = [run for run in self.runs.values() if run.url.startswith(place)]
             runs_by_id |= {run.id: self.runs.get(run.id, run) for run in runs}
-        used_numbers = {run.number for id, run in runs_by_id.items() if id in self.runs}
-        free_numbers = (number for number in itertools.count() if number not in used_numbers)
-        for id, run in runs_by_id.items():
-            if id not in self.runs:
-                run.number = next(free_numbers)
+        self._choose_colours(runs_by_id)
         self.runs, self.problems = runs_by_id, problems
+
+    def _choose_colours(self, runs_by_id: Mapping[str, BoardRun]) -> None:
+        """Give each run without a colour the first free one, which it keeps.
+
+        A run with the colour of one that the page shows already, such as a copy, gets another here.
+        """
+        free_numbers = itertools.filterfalse(
+            {run.number for run in runs_by_id.values()}.__contains__, itertools.count()
+        )
+        used: set[int | None] = set()
+        for run in sorted(runs_by_id.values(), key=lambda run: run.id not in self.runs):
+            if run.number is None:
+                run.keep_number(next(free_numbers))
+            elif run.number in used:
+                run.number = next(free_numbers)
+            used.add(run.number)
 
     def refresh(self) -> None:
         """Read new records from all runs incrementally, in turns: a long file delays no other

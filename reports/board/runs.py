@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 MAX_DEPTH = 4
 """Folder levels between a place in a store and its runs, at most."""
+NUMBER = "colour"
+"""File beside a run's levels, with the number of its colour."""
 NUMBERED = re.compile(r"(runs|trials)/[\d-]+")
 """Path end of a run that a request started."""
 WRITTEN_BY_STARTS = frozenset({files.ABOUT, METRICS, files.EVENTS})
@@ -158,9 +161,10 @@ class BoardRun:
         place = str(storage.local_path(url).resolve()) if storage.is_local(url) else url
         # a run has the same id under any path that leads to it
         self.id = hashlib.sha256(place.encode()).hexdigest()[:12]
-        self.number = 0
-        """The run's colour number: the lowest that was free when the run appeared."""
         folder = _levels_folder(url, self.id)
+        self._number_file = folder / NUMBER
+        self.number = self._read_number()
+        """Number of the run's colour, kept in its folder; None before a board has chosen it."""
         self.metrics = Levels(storage.join(url, METRICS), folder / "metrics")
         self.evaluations = Levels(storage.join(url, files.EVALUATIONS), folder / "evaluations")
         self.signals = Levels(storage.join(url, files.SIGNALS), folder / "signals")
@@ -183,6 +187,19 @@ class BoardRun:
         """The small files' states at their last reading."""
         self._damage: dict[str, str] = {}
         """Errors in the small files, by file."""
+
+    def _read_number(self) -> int | None:
+        try:
+            return int(self._number_file.read_bytes())
+        except (OSError, ValueError):  # none yet, or not ours
+            return None
+
+    def keep_number(self, number: int) -> None:
+        """Give the run a colour that it has in every board."""
+        self.number = number
+        with contextlib.suppress(OSError):  # a full disk: the colour holds for this board
+            self._number_file.parent.mkdir(parents=True, exist_ok=True)
+            storage.write(str(self._number_file), str(number).encode())
 
     def refresh(self) -> Iterator[None]:
         """Read new records incrementally. An error in a file does not stop the others."""

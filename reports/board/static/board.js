@@ -12,7 +12,7 @@ async function ask(path) {
 const json = async path => (await ask(path)).json();
 
 /* State */
-Object.assign(state, { settings: {}, focus: null, tab: "Curves", filter: "" });
+Object.assign(state, { settings: {}, focus: null, tab: "Curves", filter: "", group: "" });
 Object.assign(page, { tap: "rows of the step", matches, load, click, asked: () => asking, answered: () => answered === asking });
 const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
 function matches(run) {
@@ -240,6 +240,7 @@ function changed() { drawRuns(); drawView(); }
 async function openStep(id, step, first = 0) {
   const run = runOf(id), drawer = $("drawer");
   if (!drawer.open) drawer.showModal();
+  opened = { id, step };
   const head = el("div", { class: "bartop" },
     el("button", { "aria-label": "step before", disabled: step <= run.range.step[0], onclick: () => openStep(id, step - 1) }, "‹"),
     el("h2", {}, `Step ${whole(step)}`, el("small", {}, run.name)),
@@ -318,6 +319,7 @@ async function poll() {
     $("live").className = list.problems.length ? "live off" : "live";
     $("live").textContent = list.problems[0] || "live";
     const now = JSON.stringify(state.runs.map(run => [run.id, run.version, run.series, run.held_out, Boolean(run.entries), Boolean(run.noise_steps), run.tokenizer, run.bytes_known, run.bytes_problem]));
+    openLinked();
     drawRuns();
     cards.forEach(card => card.explain());
     if (now !== shape) { shape = now; drawView(); }
@@ -333,6 +335,8 @@ $("none").addEventListener("click", () => { state.runs.forEach(run => state.hidd
 $("drawer").addEventListener("click", event => { // beside it: a tap on a point ends in a click, when the drawer lies there already
   if (event.target === $("drawer") && event.clientX < $("drawer").getBoundingClientRect().left) $("drawer").close();
 });
+$("drawer").addEventListener("close", () => { opened = null; writeSoon(); });
 if (matchMedia("(max-width: 900px)").matches) $("list").open = false;
+readAddress();
 controls();
 poll();

@@ -244,7 +244,7 @@ function zoom(low, high, goesOn = false) {
 
 /* Controls */
 function controls() {
-  const slide = (id, text) => el("label", { class: "slide" }, text, el("input", { id, type: "range", min: 0, max: 40, step: 1, value: 0 }));
+  const slide = (id, text) => el("label", { class: "slide" }, text, el("input", { id, type: "range", min: 0, max: 40, step: 1, value: Math.round((2 * state.smooth) ** (1 / 1.4)) }));
   const tick = (id, name, text) => el("label", {}, el("input", { id, type: "checkbox", checked: state[name], onchange: event => { state[name] = event.target.checked; redraw(); if (name === "logX") page.load(0); } }), text);
   $("controls").replaceChildren(el("div", { class: "choice", id: "axis", role: "radiogroup", "aria-label": "horizontal axis" }), slide("smooth", "smooth "),
     tick("logx", "logX", " log x"), tick("logy", "logY", " log y"), tick("full", "full", " outliers"),

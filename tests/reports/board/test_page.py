@@ -398,3 +398,50 @@ def test_a_page_of_an_earlier_start_says_so(browser: Chromium, runs: Path) -> No
     browser.errors()
     server.shutdown()
     server.server_close()
+
+
+def address(page: Chromium) -> dict[str, str]:
+    script = "return Object.fromEntries(new URLSearchParams(location.hash.slice(1)))"
+    words: dict[str, str] = page.run(script)
+    return words
+
+
+def test_a_reload_shows_the_same_view(page: Chromium) -> None:
+    page.run("zoom(10, 20)")
+    page.click("#axis button:nth-child(2)")
+    page.click("#logy")
+    page.run("zoom(...[2000, 5000])")
+    page.click("#runs li:nth-child(2) input")
+    page.until("return location.hash.includes('hide')")
+    words = address(page)
+    assert words["axis"] == "tokens" and words["logY"] == "1"
+    assert words["window"].split("..") == ["2000", "5000"]
+    page.run("location.reload()")
+    page.until("return document.body.dataset.first && state.runs.length")
+    view = (
+        "return [state.axis, state.low, state.high, state.logY, shown().length, $('logy').checked]"
+    )
+    assert page.run(view) == ["tokens", 2000, 5000, True, 1, True]
+    page.click("#all")
+    page.click("#reset")
+    page.click("#axis button:nth-child(1)")
+    page.click("#logy")
+    page.until("return location.hash === ''")
+
+
+def test_a_link_to_a_step_opens_it(page: Chromium, url: str) -> None:
+    run = page.run("return state.runs.find(run => run.name === 'base').id")
+    page.run("openStep(arguments[0], 12)", run)
+    page.until("return document.querySelector('#drawer .proof.good')")
+    page.run("writeAddress()")
+    link = page.run("return location.href")
+    page.click("#drawer .close")
+    page.until("return location.hash === ''")
+    page.open("about:blank")
+    page.open(link)
+    page.until("return document.querySelector('#drawer .proof.good')")
+    assert page.run("return $('drawer').querySelector('h2').firstChild.data") == "Step 12"
+    page.run("location.hash = '#tab=Checkpoints'")
+    page.until("return document.querySelector('#view h2')?.innerText === 'Checkpoints'")
+    page.run("$('drawer').close(); location.hash = '#tab=nowhere&axis=x&window=a..b&step=none'")
+    page.until("return state.tab === 'Curves' && state.low === null && state.axis === 'step'")
