@@ -53,21 +53,30 @@ class SplitLinear(nn.Module):
         *,
         joined: bool = False,
         sizes: Sequence[int] | None = None,
+        share: Axis | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Map x [..., width] to a tensor [..., part size] per part; `joined` returns them
         concatenated, for kernels that take them so.
 
-        `stored` is x in FP8, if a kernel stored it; `sizes` overrides the returned tensors' widths.
+        `stored` is x in FP8, if a kernel stored it; `sizes` overrides the returned tensors' widths;
+        with `share`, each rank of that axis computes its part of every part, without a bias.
         (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
         """
-        sizes = list(sizes or self.parts.values())
+        sizes, weight = list(sizes or self.parts.values()), self.weight
+        rows = self.narrow_rows()
+        if share is not None:
+            assert self.bias is None and not self.wide
+            sizes = [len(share.part_range(size)) for size in sizes]
+            parts = weight.split(list(self.parts.values()))
+            weight = torch.cat([part[share.part(len(part))] for part in parts])
+            rows = len(weight)
         if self.fp8:
-            rows, quantized = self.narrow_rows(), stored or (None, None)
-            y = fp8_linear(x, *quantized, self.weight, self.bias, rows, "", self.axis)
-        elif not joined and fuses_gradient_sums(x, self.weight):
-            return split_product(x, self.weight, self.bias, sizes)
+            quantized = stored or (None, None)
+            y = fp8_linear(x, *quantized, weight, self.bias, rows, "", self.axis)
+        elif not joined and fuses_gradient_sums(x, weight):
+            return split_product(x, weight, self.bias, sizes)
         else:
-            y = F.linear(x, self.weight, self.bias)
+            y = F.linear(x, weight, self.bias)
         return y if joined else torch.split(y, sizes, dim=-1)
 
     def narrow_rows(self) -> int:

@@ -4,8 +4,9 @@
     q = [rope(q_r), q_n],   q_r, q_n = RMSNorm(x·W_q_a)·W_q_b          (or x·W_q)
     k = [r, c·W_k],  v = c·W_v,   y = softmax(q·kᵀ·scale)·v·W_o
 
-A whole pass expands c to keys and values, and is attention with as many heads of keys. Generation
-keeps c and r, and absorbs the expansions into queries and outputs:
+A whole pass expands c to keys and values, and is attention with as many heads of keys. Context
+ranks that exchange heads send c and r to all of them, if that is less, and each expands them for
+its heads. Generation keeps c and r, and absorbs the expansions into queries and outputs:
 
     q·kᵀ = q_r·r + (q_n·W_kᵀ)·c,   y = (softmax(…)·c)·W_v
 
@@ -26,7 +27,11 @@ from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import rotate, rotation
+from ..parallel.axes import Axes, Axis
+from ..parallel.exchange import gather_rows
+from ..parallel.heads import scatter_rows_of_heads
 from ..parallel.local_shard import ShardingSpec
+from ..parallel.tensor import gather
 from .attention import Attention, attention_mask
 from .base import BatchContext, State
 
@@ -63,17 +68,42 @@ class MLA(Attention):
         if options.rope is not None:
             cos, sin = rotation(options.rope, batch.positions, options.qk_rope_head_dim)
             q, rope_key = (rotate(t, cos, sin, options.kernel) for t in (q, rope_key))
-        if batch.state is None:
-            y = self.attend_across_ranks(*self.expand(q, latent, rope_key), batch)
-        else:
+        if batch.state is not None:
             y = self.attend_cached(q, latent, rope_key, batch, batch.state)
+        elif self.sends_latents(batch.axes):
+            y = self.attend_latents(q, latent, rope_key, batch)
+        else:
+            y = self.attend_across_ranks(*self.expand(q, latent, rope_key), batch)
         out: Tensor = self.out(y[..., : options.v_head_dim].flatten(2))
         return out
 
-    def expand(self, q: Tensor, latent: Tensor, rope_key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, keys and values [b, t, heads, head_dim], padded with zeros."""
+    def sends_latents(self, axes: Axes) -> bool:
+        context = axes.context.size
+        if context == 1 or axes.attention != "a2a":
+            return False
+        return self.options.sends_latents(axes.tensor.size, context)
+
+    def attend_latents(
+        self, q: Tensor, latent: Tensor, rope_key: Tensor, batch: BatchContext
+    ) -> Tensor:
+        """Attend like `attend_across_ranks`: queries go to the ranks of their heads, latents to
+        all, which expand them for their heads."""
+        options, axis = self.options, batch.axes.context
+        row_batch = batch.whole_row_context(q.shape[1])
+        q = gather_rows(q, [q.shape[2] // axis.size] * axis.size, axis)
+        tokens = gather(torch.cat([latent, rope_key.squeeze(2)], dim=-1), axis)
+        latent, rope_key = tokens.split([options.kv_lora_rank, options.qk_rope_head_dim], dim=-1)
+        q, k, v = self.expand(q, latent, rope_key.unsqueeze(2), axis)
+        y = self.attend_rows(q, k, v, row_batch)
+        return scatter_rows_of_heads(y[..., : options.v_head_dim], axis)
+
+    def expand(
+        self, q: Tensor, latent: Tensor, rope_key: Tensor, share: Axis | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, keys and values [b, t, heads, head_dim], padded with zeros; those of its heads
+        for a rank of the axis `share`."""
         options = self.options
-        k, v = self.kv_b(latent)
+        k, v = self.kv_b(latent, share=share)
         k = k.unflatten(-1, (-1, options.qk_nope_head_dim))
         v = v.unflatten(-1, (-1, options.v_head_dim))
         k = torch.cat([rope_key.expand(-1, -1, k.shape[2], -1), k], dim=-1)

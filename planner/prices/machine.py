@@ -29,6 +29,9 @@ UNBOUNDED = ("memory",)
 CAST_BYTES = 5
 """Bytes that memory moves to find the largest of a number's tensor and to round the number to FP8:
 two reads in bf16, and a write."""
+MESSAGE_LAUNCHES = 3
+"""Launches that take as long as the host's overhead per message: the autograd function, views, the
+call and the wait. Measured on a CPU with messages that send nothing."""
 BACKWARD_ATTENTION = 2.5
 """FLOP in attention's backward pass, relative to its forward pass."""
 
@@ -145,6 +148,11 @@ class Machine:
     def copy_seconds(self, size: float) -> float:
         """Return the seconds of kernels that read and write `size` bytes, and do no more."""
         return size / self._memory_rate(size)
+
+    def message_copies(self, size: float, copies: int) -> float:
+        """Return the seconds that a rank works around a message of `size` bytes, which it copies
+        `copies` times."""
+        return copies * self.traffic(2 * size) + self.host(MESSAGE_LAUNCHES + copies)
 
     def _memory_rate(self, size: float) -> float:
         # Rates depend on the size. Powers of two are near enough, and can be cached.

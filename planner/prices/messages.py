@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...models.accounting.state import Shards
+from ...models.config.options.mla import MLAOptions
 from ...models.config.options.precision import Precision
 from ...models.config.options.recompute import Rule
 from ...trainer.engines.config import EngineConfig
@@ -23,7 +24,8 @@ from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work
 from .experts import price_exchange
-from .machine import Machine
+from .latents import find_latents, price_latents
+from .machine import MESSAGE_LAUNCHES, Machine
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
@@ -32,9 +34,6 @@ GRADIENT_BYTES = 4
 """Bytes per number in a message of gradients of activations or sums: fp32."""
 MASTER_BYTES = 4
 """Bytes per number in a master: fp32 in all engines."""
-MESSAGE_LAUNCHES = 3
-"""Launches that take as long as the host's overhead per message: the autograd function, views, the
-call and the wait. Measured on a CPU with messages that send nothing."""
 Reshard = bool | None
 """False: weights stay gathered from the forward to the backward pass. None: as the engine."""
 SCANS = ("ssd", "selective_scan", "modal", "delta")
@@ -74,13 +73,11 @@ def price_layer(
         works = [
             (work.count, prices.price_ring(work, rings[work.shape]))
             if work.kind == "attention" and rings
-            else (work.count, prices.price_context(work))
+            else (work.count, prices.price_context(work, find_latents(work, layer, model, split)))
             for work in layer.forward
         ]
         times["context"] = MessageTimes(
-            sum(count * times.forward for count, times in works),
-            sum(count * times.backward for count, times in works),
-            sum(count * times.saved for count, times in works),
+            *(sum(count * parts[n] for count, parts in works) for n in range(len(works[0][1])))
         )
     if ep > 1:
         names = [layer.operators.get("mixer"), layer.operators.get("mlp")]
@@ -111,8 +108,8 @@ class _LayerMessages(NamedTuple):
         seconds *= machine.exposed(asynchronous=machine.program.async_tensor)
         # gloo gathers into a buffer of its own, from which torch copies.
         is_buffered = machine.hardware.file.device.kind == "cpu"
-        seconds += self._copy_seconds(size, self._num_row_copies + is_buffered)
-        seconds += self._copy_seconds(size, self._num_row_copies)
+        seconds += self.machine.message_copies(size, self._num_row_copies + is_buffered)
+        seconds += self.machine.message_copies(size, self._num_row_copies)
         loss = MessageTimes(0.0, 0.0)
         if layer is trace.head:
             loss = self._price_loss(layer)
@@ -155,8 +152,12 @@ class _LayerMessages(NamedTuple):
         backward = exposed_seconds("backward", (cp - 1) * (hop + gradient_hop)) + gradient_hop
         return MessageTimes(exchange + forward, exchange + backward, saved=forward)
 
-    def price_context(self, work: Work) -> MessageTimes:
-        """Price an operation's messages over the context axis: equal in both passes."""
+    def price_context(self, work: Work, latents: MLAOptions | None) -> MessageTimes:
+        """Price an operation's messages over the context axis: equal in both passes, unless
+        attention exchanges latents."""
+        if latents is not None:
+            size = self.tokens * self.number_bytes
+            return MessageTimes(*price_latents(self.machine, self.split, latents, size))
         seconds = self._context_seconds(work)
         return MessageTimes(seconds, seconds)
 
@@ -166,8 +167,10 @@ class _LayerMessages(NamedTuple):
             seconds = self._exchange_seconds(work)
             inputs, output = self._attention_bytes(work)
             copies = 1 + self._num_row_copies
-            seconds += self._copy_seconds(inputs, 1 + copies)  # queries, keys, values: one tensor
-            return seconds + self._copy_seconds(output, copies)
+            seconds += self.machine.message_copies(
+                inputs, 1 + copies
+            )  # queries, keys, values: one tensor
+            return seconds + self.machine.message_copies(output, copies)
         if work.kind != "kernel":
             return 0.0
         size, channels, _ = work.shape  # size: numbers in a channel's state, or taps
@@ -210,7 +213,7 @@ class _LayerMessages(NamedTuple):
         copies = 1 + self._num_row_copies
         return sum(
             self.machine.collective("all-to-all", part, split.cp, split.tp)
-            + self._copy_seconds(part, copies)
+            + self.machine.message_copies(part, copies)
             for part in (inputs, output)
         )
 
@@ -225,12 +228,6 @@ class _LayerMessages(NamedTuple):
     def _num_row_copies(self) -> int:
         """Copies that reorder parts of rows; those of a single row are contiguous."""
         return int(self.split.rows > 1)
-
-    def _copy_seconds(self, size: float, copies: int) -> float:
-        """Return the seconds that a rank works around a message of `size` bytes, which it copies
-        `copies` times."""
-        machine = self.machine
-        return copies * machine.traffic(2 * size) + machine.host(MESSAGE_LAUNCHES + copies)
 
 
 @dataclass(frozen=True)

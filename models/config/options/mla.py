@@ -75,3 +75,13 @@ class MLAOptions(FusedOptions):
     def head_dim(self) -> int:
         """Channels of a head in the product: queries, keys and values are padded to the widest."""
         return max(self.qk_head_dim, self.v_head_dim)
+
+    @property
+    def latent_width(self) -> int:
+        """Numbers of a token from which keys and values of all heads follow."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def sends_latents(self, tp: int, cp: int) -> bool:
+        """Return True if context ranks exchange latents, which all of them get: if these are fewer
+        numbers than the keys and values of a tensor rank's heads, which one of them gets."""
+        return cp * self.latent_width < 2 * (self.heads // tp) * self.head_dim

@@ -161,6 +161,17 @@ def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..
     assert apart(four, heads, CUTS, tensor=2, **RING) < BOUND
 
 
+def test_latents_with_tensor_parallelism_and_recompute(
+    four: Ranks, tiny_of: Callable[..., Model]
+) -> None:
+    """The second model's latents are wider than its keys and values: these change ranks."""
+    sizes = {"qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    for rank in (8, 40):
+        model = tiny_of("[a, a]", {"a": {"kind": "mla", "heads": 4, "kv_lora_rank": rank, **sizes}})
+        assert apart(four, model, CUTS, tensor=2) < BOUND
+        assert apart(four, model, CUTS, recompute="block") < BOUND
+
+
 @pytest.mark.parametrize("over", ["row", "micro-batch"])
 def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model], over: str) -> None:
     """Balance and z losses, and Sinkhorn's choice, cover whole rows."""

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.models.parallel import exchange, ring
+from headrace.models.parallel import exchange, ring, tensor
 from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH = 16
@@ -32,6 +32,10 @@ class Network:
         self.sent += sum(to) - to[self.axis.rank]
         return x.new_zeros(sum(due))
 
+    def gather(self, x: Tensor, axis: Axis) -> Tensor:
+        self.sent += (axis.size - 1) * x.numel()
+        return x.new_zeros(axis.size, *x.shape)
+
 
 @contextmanager
 def network_of(axis: Axis) -> Iterator[Network]:
@@ -40,6 +44,7 @@ def network_of(axis: Axis) -> Iterator[Network]:
         mock.patch.object(exchange, "all_to_all", network.exchange),
         mock.patch.object(ring, "start_all_to_all", network.exchange),
         mock.patch.object(ring, "wait", lambda received: received),
+        mock.patch.object(tensor, "all_gather", network.gather),
     ):
         yield network
 
@@ -97,6 +102,17 @@ def test_attention(one: Callable[..., Model], part: int, rank: int) -> None:
     by_ring = forward_numbers(model, axis, part, attention="ring")
     round_trip = 3 * 2 * 4 * dim * part
     assert round_trip <= by_ring <= round_trip + 2 * (4 + 4) * dim * part
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_latents_go_to_all_ranks_if_they_are_less(one: Callable[..., Model], rank: int) -> None:
+    axis, part, heads = Axis(None, rank, 4), 64, 4
+    sizes = {"qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    narrow = one(kind="mla", heads=heads, kv_lora_rank=8, **sizes)
+    queries_and_output = 3 / 4 * heads * (5 + 4 + 6) * part
+    assert forward_numbers(narrow, axis, part) == queries_and_output + 3 * (8 + 4) * part
+    wide = one(kind="mla", heads=heads, kv_lora_rank=16, **sizes)
+    assert forward_numbers(wide, axis, part) == 3 / 4 * 4 * heads * (5 + 4) * part
 
 
 @pytest.mark.parametrize("part", [64, 128])

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.models.config.config import load_model_config
+from headrace.models.config.options.mla import MLAOptions
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.models.model.embedding import EmbeddingTable, Unembedding
 from headrace.models.parallel.axes import Axis
@@ -100,6 +101,46 @@ def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: 
     )
     found = priced(traced, Split(rows=rows, cp=RANKS), Copies(), "context")
     assert found.forward == context
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_messages_and_copies_of_latents_are_those_of_the_code(rows: int) -> None:
+    """Negative control: latents wider than keys and values stay where they are."""
+    model = load_model_config("tiny-deepseek")
+    options = model.operators["mla"]
+    assert isinstance(options, MLAOptions)
+    trace = trace_model(model, LENGTH, FP32, "cuda")
+    split, part, heads = Split(rows=rows, cp=RANKS), LENGTH // RANKS, options.heads
+    counts = [heads // RANKS] * RANKS
+    latent = rows, part, options.kv_lora_rank
+    key = rows, part, options.qk_rope_head_dim
+    context = copied(
+        lambda q: gather_rows(q, counts, AXIS), (rows, part, heads, options.qk_head_dim)
+    )
+    context += copied(lambda c, r: gather(torch.cat([c, r], dim=-1), AXIS), latent, key)
+    context += copied(
+        lambda y: scatter_rows_of_heads(y, AXIS),
+        (rows, LENGTH, heads // RANKS, options.v_head_dim),
+    )
+    layer = trace.kinds[0]
+    found = price_layer(layer, model, trace, FP32, Copies(), split, 1, {})["context"]
+    assert found.forward == context
+    asked, number = Asked(), FP32.weight_bytes * rows * part
+    price_layer(layer, model, trace, FP32, asked, split, 1, {})
+    gathered = RANKS * options.latent_width * number
+    assert asked.sent == {
+        ("all-to-all", heads * options.qk_head_dim * number): 1,
+        ("all-to-all", heads * options.v_head_dim * number): 1,
+        ("all-gather", gathered): 1,
+        ("reduce-scatter", gathered): 1,
+    }
+    operators = {**model.operators, "mla": replace(options, kv_lora_rank=400)}
+    wide, asked = replace(model, operators=operators), Asked()
+    price_layer(layer, wide, trace, FP32, asked, split, 1, {})
+    assert asked.sent == {
+        ("all-to-all", 3 * heads * options.head_dim * number): 1,
+        ("all-to-all", heads * options.head_dim * number): 1,
+    }
 
 
 @pytest.mark.parametrize("rows", [1, 3])

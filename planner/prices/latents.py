@@ -1,0 +1,55 @@
+"""Messages of latent attention over the context axis (models/operators/mla.py): queries and outputs
+change ranks by heads, latents go to all ranks, and their gradients are summed there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...models.config.options.mla import MLAOptions
+from ..grid.split import Split
+from ..traces.trace import LayerTrace
+from ..traces.work import Work
+from .machine import Machine
+
+if TYPE_CHECKING:
+    from ...models.config.config import ModelConfig
+
+
+def find_latents(
+    work: Work, layer: LayerTrace, model: ModelConfig, split: Split
+) -> MLAOptions | None:
+    """Return the attention whose operation this is, if its ranks on the context axis exchange
+    latents."""
+    if work.kind != "attention" or split.attention != "a2a":
+        return None
+    for name in filter(None, (layer.operators.get("mixer"), layer.operators.get("mlp"))):
+        options = model.operators[name]
+        if (
+            isinstance(options, MLAOptions)
+            and work.shape[:2] == (options.head_dim, options.heads)
+            and options.sends_latents(split.tp, split.cp)
+        ):
+            return options
+    return None
+
+
+def price_latents(
+    machine: Machine, split: Split, options: MLAOptions, channel_bytes: float
+) -> tuple[float, float]:
+    """Return the seconds of both passes; `channel_bytes` are those of a rank's tokens in one
+    channel."""
+    heads, reorders = options.heads / split.tp, int(split.rows > 1)
+    queries = heads * options.qk_head_dim * channel_bytes
+    outputs = heads * options.v_head_dim * channel_bytes
+    latents = options.latent_width * channel_bytes
+    shared = machine.message_copies(latents, 1) + machine.message_copies(
+        split.cp * latents, reorders
+    )
+    for size in (queries, outputs):
+        shared += machine.collective("all-to-all", size, split.cp, split.tp)
+        shared += machine.message_copies(size, 1 + reorders)
+    forward, backward = (
+        machine.collective(name, split.cp * latents, split.cp, split.tp)
+        for name in ("all-gather", "reduce-scatter")
+    )
+    return shared + forward, shared + backward
