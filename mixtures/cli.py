@@ -13,6 +13,7 @@ from .disclosure.cli import summary
 from .exposure.cli import find
 from .proof.cli import prove, verify
 from .search.cli import search
+from .steering.cli import steer
 
 MAX_SHARES = 20
 """Documents listed with their shares of a step's loss."""
@@ -220,6 +221,7 @@ def card(file: str, overrides: tuple[str, ...], out: str | None) -> None:
 @command.overrides_argument
 @click.option("--rows", metavar="A:B", help="Show rows A to B, without B; or one row.")
 @click.option("--step", type=click.IntRange(min=0), help="Show the rows of a step.")
+@click.option("--decisions", is_flag=True, help="Show the shares that the run has decided.")
 @click.option("--text", is_flag=True, help="Show the tokens as text.")
 @click.option(
     "--out",
@@ -233,6 +235,7 @@ def audit(
     overrides: tuple[str, ...],
     rows: str | None,
     step: int | None,
+    decisions: bool,
     text: bool,
     out: str | None,
     as_json: bool,
@@ -240,7 +243,8 @@ def audit(
     """Show what rows hold: source, epoch, documents and the hash of their tokens.
 
     For a run's folder, --step also proves the rows by the run's ledger, and shows the losses that
-    the run recorded, by source and by document. `mixtures find` shows the rows of a document.
+    the run recorded, by source and by document; --decisions shows the shares that it has decided,
+    and repeats the decisions of controllers. `mixtures find` shows the rows of a document.
 
     \b
     Examples:
@@ -252,15 +256,20 @@ def audit(
     """
     from .audit.audit_rows import AuditedRow
     from .audit.auditor import Auditor
+    from .audit.decisions import audit_decisions
     from .audit.export import export_rows
     from .audit.recorded_losses import add_losses, find_recorded, list_shares
     from .audit.recorded_step import describe_recorded_step
     from .planning.open_plan import open_plan
 
-    if (rows is None) == (step is None):
-        raise click.UsageError("give either --rows or --step")
+    if (rows is not None) + (step is not None) + decisions != 1:
+        raise click.UsageError("give either --rows, --step or --decisions")
     span = _span(rows) if rows is not None else None
     opened = open_plan(file, overrides)
+    if decisions:
+        for decision in audit_decisions(opened):
+            click.echo(decision.format_json() if as_json else decision.format_text())
+        return
     audited: Iterable[AuditedRow]
     auditor = Auditor(opened, text=text)
     if out is not None:
@@ -306,6 +315,7 @@ main.add_command(find)
 main.add_command(prove)
 main.add_command(verify)
 main.add_command(search)
+main.add_command(steer)
 main.add_command(summary)
 
 

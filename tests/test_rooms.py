@@ -55,11 +55,13 @@ ROOMS: Mapping[str, Sequence[str]] = {
     ),
     "mixtures": (
         "lr_shapes",
+        "controllers",
         "mixture_file",
         "planning",
         "learning_rate",
         "template",
         "view",
+        "steering",
         "audit",
         "exposure",
         "proof",

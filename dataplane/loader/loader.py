@@ -11,7 +11,7 @@ order, and map chunks a second time, at the CPU cost of reading 100 MB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import closing
 
 import numpy as np
@@ -20,6 +20,7 @@ from ...console.errors import ConfigError, ConfigProblem
 from ..arrays import Int64
 from ..datasets.cache import Cache
 from ..order.plan import Plan
+from ..order.stream import Stream
 from .batch import Batch, Batcher
 from .rank_rows import GROUP_BYTES, LoadedGroup, RankReader, RankRows
 from .read_ahead import read_ahead
@@ -50,8 +51,10 @@ class Loader:
         digests: bool = True,
         cache: Cache | None = None,
         group_bytes: int = GROUP_BYTES,
+        stream: Stream | None = None,
     ) -> None:
-        """Steps are read in groups whose arrays take about `group_bytes`."""
+        """Steps are read in groups whose arrays take about `group_bytes`. Pass the plan's `stream`
+        if it exists."""
         problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
@@ -91,13 +94,14 @@ class Loader:
         )
         self.workers = workers
         self.cache = cache
+        self.stream = stream
 
     @property
     def steps(self) -> range:
         return range(self.rank_rows.start_step, self.rank_rows.plan.end_step)
 
-    def __iter__(self) -> Iterator[list[Batch]]:
-        with closing(RankReader(self.rank_rows, self.cache)) as reader:
+    def __iter__(self) -> Generator[list[Batch]]:
+        with closing(RankReader(self.rank_rows, self.cache, self.stream)) as reader:
             for steps in read_ahead(map(self._steps, reader.groups()), self.workers):
                 yield from steps
 

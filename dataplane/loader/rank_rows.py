@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ..arrays import Int64, expand_ranges
 from ..datasets.cache import Cache
 from ..order.plan import Phase, Plan
-from ..order.stream import RowLocations
+from ..order.stream import RowLocations, Stream
 from .prefetch import Prefetcher
 from .rows import PendingRows, RowArrays, RowReader
 
@@ -111,10 +111,12 @@ class RankReader:
     """Reads a rank's groups. Prefetching starts at the first group with rows in a remote
     dataset."""
 
-    def __init__(self, rank_rows: RankRows, cache: Cache | None = None) -> None:
+    def __init__(
+        self, rank_rows: RankRows, cache: Cache | None = None, stream: Stream | None = None
+    ) -> None:
         self.rank_rows = rank_rows
         self.cache = cache or Cache()
-        self.reader = RowReader(rank_rows.plan, cache=self.cache)
+        self.reader = RowReader(rank_rows.plan, cache=self.cache, stream=stream)
         self._prefetcher: Prefetcher | None = None
 
     def groups(self) -> Iterator[LoadedGroup]:

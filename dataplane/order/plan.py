@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -99,6 +100,8 @@ class Phase(PhaseRows):
     """Rule that derived the weights from source sizes, for people."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Further tokens by source, which this rule would give without `max_epochs`."""
+    control: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of what decides the shares during the run; empty, and not saved, without such."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +215,9 @@ class Plan(PhaseTimeline[Phase]):
 
     def decision_digest(self, row: int) -> bytes:
         """Return the digest of the decision from `row` on; empty if there is none."""
-        return b"".join(bytes.fromhex(d.digest) for d in self.decisions if d.row == row)
+        index = bisect_left(self.decisions, row, key=lambda decision: decision.row)
+        decisions = [d for d in self.decisions[index : index + 1] if d.row == row]
+        return bytes.fromhex("".join(decision.digest for decision in decisions))
 
     @property
     def learnt_hash(self) -> str:
@@ -233,15 +238,7 @@ class Plan(PhaseTimeline[Phase]):
             "debts": [[debt.numerator, debt.denominator] for debt in self.debts],
             "parent": self.parent and _parent_to_json(self.parent),
             "sources": [_source_to_json(source) for source in self.sources],
-            "phases": [
-                {
-                    **vars(phase),
-                    "lr": dict(phase.lr),
-                    "left_out": dict(phase.left_out),
-                    "stretches": [vars(stretch) for stretch in phase.stretches],
-                }
-                for phase in self.phases
-            ],
+            "phases": [_phase_to_json(phase) for phase in self.phases],
         }
 
     @classmethod
@@ -333,6 +330,19 @@ def _source_to_json(source: PlanSource) -> dict[str, Any]:
     for name in ("unlearnt", "refills"):
         if not data[name]:
             del data[name]
+    return data
+
+
+def _phase_to_json(phase: Phase) -> dict[str, Any]:
+    data = {
+        **vars(phase),
+        "lr": dict(phase.lr),
+        "left_out": dict(phase.left_out),
+        "stretches": [vars(stretch) for stretch in phase.stretches],
+        "control": dict(phase.control),
+    }
+    if not phase.control:
+        del data["control"]
     return data
 
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 
@@ -66,6 +66,16 @@ class SteeredOrder:
         no_rows = np.zeros(len(plan.sources), np.int64)
         self._legs = [Leg(0, no_rows, planned, ())]
         self._extending = threading.Lock()
+
+    @property
+    def planned(self) -> Assignment | Eras:
+        """The order without decisions."""
+        return self._legs[0].order
+
+    def reuse(self, earlier: SteeredOrder) -> None:
+        """Take over what was computed for fewer decisions of the same plan."""
+        with earlier._extending:
+            self._legs = list(earlier._legs)
 
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return, by row, the source, and the draw: the number of earlier rows with this source."""
@@ -136,46 +146,30 @@ class SteeredOrder:
 
 def lines_from(plan: Plan, decision: Decision) -> Lines:
     """Return the lines from a decision on: its shares up to the phase's end, then the plan's."""
-    phases = _cut_phases(plan.phases, decision)
-    later = tuple(phase for phase in phases if phase.first_row >= decision.row)
-    return replace(plan, phases=later).lines()
+    decided = plan.phase_at(decision.row)
+    stretch = Stretch(rows=decided.end_row - decision.row, weights=decision.weights)
+    later = (phase for phase in plan.phases if phase.first_row > decision.row)
+    return replace(plan, phases=(replace(decided, stretches=(stretch,)), *later)).lines()
 
 
 def decided_phases(plan: Plan) -> tuple[Phase, ...]:
     """Return the phases with the shares that were decided, a stretch for each decision."""
-    phases = plan.phases
+    by_phase: dict[int, list[Decision]] = {}
     for decision in plan.decisions:
-        merged: list[Phase] = []
-        for name, parts in groupby(_cut_phases(phases, decision), lambda phase: phase.name):
-            first, *rest = parts
-            stretches = [stretch for part in (first, *rest) for stretch in part.stretches]
-            rows = sum(stretch.rows for stretch in stretches)
-            merged.append(replace(first, name=name, rows=rows, stretches=tuple(stretches)))
-        phases = tuple(merged)
-    return phases
+        by_phase.setdefault(plan.phase_at(decision.row).first_row, []).append(decision)
+    return tuple(_decide(phase, by_phase.get(phase.first_row, [])) for phase in plan.phases)
 
 
-def _cut_phases(phases: Sequence[Phase], decision: Decision) -> tuple[Phase, ...]:
-    """Cut the phase that holds a decision in two; the second has the decided shares."""
-    return tuple(part for phase in phases for part in _cut_phase(phase, decision))
-
-
-def _cut_phase(phase: Phase, decision: Decision) -> Iterator[Phase]:
-    rows = decision.row - phase.first_row
-    if not 0 <= rows < phase.rows:
-        yield phase
-        return
-    if rows:
-        yield replace(phase, rows=rows, stretches=tuple(_cut_stretches(phase.stretches, rows)))
-    stretch = Stretch(rows=phase.rows - rows, weights=decision.weights)
-    yield replace(
-        phase,
-        first_row=decision.row,
-        first_step=phase.first_step + rows // phase.batch_rows,
-        first_token=phase.first_token + rows * phase.seq_len,
-        rows=phase.rows - rows,
-        stretches=(stretch,),
-    )
+def _decide(phase: Phase, decisions: Sequence[Decision]) -> Phase:
+    if not decisions:
+        return phase
+    edges = [*(decision.row for decision in decisions), phase.end_row]
+    decided = [
+        Stretch(rows=end_row - row, weights=decision.weights)
+        for decision, (row, end_row) in zip(decisions, pairwise(edges), strict=True)
+    ]
+    planned = _cut_stretches(phase.stretches, edges[0] - phase.first_row)
+    return replace(phase, stretches=(*planned, *decided))
 
 
 def _cut_stretches(stretches: Sequence[Stretch], rows: int) -> Iterator[Stretch]:
@@ -185,7 +179,6 @@ def _cut_stretches(stretches: Sequence[Stretch], rows: int) -> Iterator[Stretch]
         if size:
             line = Line(stretch.rows, stretch.weights, stretch.to or stretch.weights)
             start = slice_line(line, 0, size)
-            yield Stretch(
-                rows=size, weights=start.start, to=start.end if start.start != start.end else ()
-            )
+            to = start.end if start.start != start.end else ()
+            yield Stretch(rows=size, weights=start.start, to=to)
         rows -= size

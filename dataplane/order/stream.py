@@ -8,6 +8,7 @@ It does not depend on world size, workers or batch size. A restart calls it with
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -160,6 +161,20 @@ class Stream:
             if source.refills
         }
         self.spans = self._spans()
+
+    def steer(self, plan: Plan) -> Stream:
+        """Return the stream of the same plan with further decisions."""
+        if plan.decisions == self.plan.decisions:
+            return self
+        assert plan.decisions[: len(self.plan.decisions)] == self.plan.decisions
+        stream, steered = copy(self), self.assignment
+        planned = steered.planned if isinstance(steered, SteeredOrder) else steered
+        order = SteeredOrder(plan, planned, _load_slow_tables)
+        if isinstance(steered, SteeredOrder):
+            order.reuse(steered)
+        stream.plan, stream.assignment = plan, order
+        stream.spans = stream._spans()
+        return stream
 
     def locate(self, rows: Int64) -> RowLocations:
         """Locate rows with one length."""

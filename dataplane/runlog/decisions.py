@@ -18,18 +18,22 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...console.errors import IntegrityError
-from ..order.plan import Decision, Plan
 from ..storage import storage
 from . import ledger
 from .writer import LineWriter, decode_line
+
+if TYPE_CHECKING:
+    from ..order.plan import Plan
 
 NAME = "decisions.jsonl"
 PLAN = "plan.json"
 DIGEST_BYTES = ledger.DIGEST_BYTES
 FIELDS = ("step", "row", "shares", "by", "why")
+TOLERANCE = Fraction(1, 10**6)
+"""Largest distance between a sum of shares and 1: weights have the proportions of the shares."""
 HINT = "restore it from a copy: the rows of the run cannot be known without it"
 
 
@@ -42,7 +46,7 @@ class RecordedDecision:
     row: int
     """First row of this step."""
     shares: Mapping[str, float]
-    """Shares by source, as decimals that sum to 1; further sources of the plan have none."""
+    """Shares by source, as decimals that sum to about 1; further sources of the plan have none."""
     by: str
     """`hand`, or the kind of the phase's controller."""
     why: Mapping[str, Any]
@@ -65,7 +69,7 @@ def _chain(previous: str, fields: Mapping[str, Any]) -> str:
 def append(file: Path, decision: RecordedDecision) -> None:
     """Append a decision durably."""
     with closing(LineWriter(file)) as writer:
-        writer.write({**vars(decision), "shares": dict(decision.shares)})
+        writer.write(vars(decision))
         writer.sync()
 
 
@@ -99,6 +103,8 @@ def _whole_lines(data: bytes) -> Iterator[bytes]:
 
 def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
     """Return the plan with further decisions."""
+    from ..order.plan import Decision  # needs numpy
+
     made = [*plan.decisions]
     for decision in recorded:
         weights = exact_weights(plan, decision.shares)
@@ -118,10 +124,12 @@ def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
 
 def exact_weights(plan: Plan, shares: Mapping[str, float]) -> tuple[int, ...] | None:
     """Return integer weights by source in the proportions of decimal shares; None if a source is
-    none of the plan, or the shares do not sum to 1."""
+    none of the plan, or the shares do not sum to about 1."""
     names = [source.name for source in plan.sources]
     exact = {name: Fraction(repr(share)) for name, share in shares.items()}
-    if set(exact) - set(names) or sum(exact.values()) != 1 or min(exact.values()) < 0:
+    total = sum(exact.values(), Fraction(0))
+    is_sum = abs(total - 1) <= TOLERANCE
+    if not is_sum or set(exact) - set(names) or min(exact.values()) < 0:
         return None
     common = math.lcm(*(share.denominator for share in exact.values()))
     return tuple(int(exact.get(name, 0) * common) for name in names)
@@ -129,6 +137,8 @@ def exact_weights(plan: Plan, shares: Mapping[str, float]) -> tuple[int, ...] | 
 
 def load_run_plan(run: str | Path) -> Plan:
     """Load the plan of a run, with the decisions that the run has made."""
+    from ..order.plan import Plan
+
     plan = Plan.load(storage.join(str(run), PLAN))
     return add_decisions(plan, read_run(run, plan.hash))
 

@@ -93,6 +93,7 @@ def check_mixture(
     for sized in sized_phases(mixture, *before):
         yield from _check_sizes(sized, mixture.chunk, required=not (names_incomplete or unreadable))
         yield from _check_learning_rate(sized.name, sized.spec)
+        yield from _check_control(sized.name, sized.spec)
 
 
 def _check_sources(mixture: Mixture, inherited: Inherited | None) -> Iterator[MixtureFinding]:
@@ -205,6 +206,16 @@ def _check_sizes(
 def _check_learning_rate(name: str, phase: PhaseSpec) -> Iterator[MixtureFinding]:
     for key, message in phase.lr.problems(phase.tokens):
         yield MixtureFinding(("phases", name, "lr", *([key] if key else [])), message)
+
+
+def _check_control(name: str, phase: PhaseSpec) -> Iterator[MixtureFinding]:
+    if phase.control is None:
+        return
+    path: Path = ("phases", name, "control")
+    for key, message in phase.control.problems():
+        yield MixtureFinding((*path, *([key] if key else [])), message)
+    if any(isinstance(weight, dict) for weight in explicit_shares(phase).values()):
+        yield MixtureFinding(path, "decides the shares: begin with `weights` that do not change")
 
 
 def _normalize_url(url: str) -> str:

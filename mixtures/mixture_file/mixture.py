@@ -25,10 +25,13 @@ from fractions import Fraction
 from typing import Annotated, Literal
 
 from ...console.config import OneOf, added_field
+from ..controllers import CONTROLLERS
+from ..controllers.controller import Controller
 from ..lr_shapes import DEFAULT_SHAPE, SHAPES
 from ..lr_shapes.shape import LearningRate
 
 Lr = Annotated[LearningRate, OneOf(SHAPES, tag="shape", default=DEFAULT_SHAPE)]
+Control = Annotated[Controller, OneOf(CONTROLLERS, tag="kind")]
 Weight = float | dict[Literal["from", "to"], float]
 TEMPERATURE = "temperature"
 
@@ -63,6 +66,9 @@ class PhaseSpec:
     """Tokens of a step, rounded to whole rows. Default: that of the phase before."""
     lr: Lr = field(default_factory=SHAPES[DEFAULT_SHAPE])
     """Learning rate over the phase, in multiples of the run's peak."""
+    control: Control | None = added_field(None)  # noqa: RUF009
+    """What decides the shares while the run goes on, instead of `weights` alone. Each decision is
+    recorded, so the run can be repeated exactly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +82,9 @@ class After:
     reshuffle: bool = False
     """Serve the rest of each source's epoch in a new order, which this mixture's seed decides:
     other rows than those that the run would take next."""
+    decisions: Literal["drop", "keep"] = added_field("drop")
+    """Decisions that the run has made from this step on: drop them, or keep their shares, as a plan
+    of this mixture's phases."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from ...console.errors import PlanError
-from ...dataplane.order.plan import Parent, Phase, Plan
+from ...dataplane.order.plan import Decision, Parent, Phase, Plan
 from ...dataplane.order.source_order import Position, SourceOrder, UnservedTokens
 from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import Stream
@@ -43,6 +43,8 @@ class BranchPoint:
     run: str
     reshuffle: bool = False
     """True if no source keeps its order."""
+    kept: tuple[Decision, ...] = ()
+    """Decisions of the run from `row` on whose shares the mixture keeps."""
 
     @property
     def parent(self) -> Parent:
@@ -103,8 +105,9 @@ def open_branch_point(after: After) -> BranchPoint:
         at = plan.step(step)
         row, token = at.first_row, at.first_token
     decisions = tuple(decision for decision in plan.decisions if decision.row < row)
+    kept = plan.decisions[len(decisions) :] if after.decisions == "keep" else ()
     plan = replace(plan, decisions=decisions)
-    return BranchPoint(plan, Stream(plan), row, step, token, after.run, after.reshuffle)
+    return BranchPoint(plan, Stream(plan), row, step, token, after.run, after.reshuffle, kept)
 
 
 def check_checkpoint(after: After) -> None:
@@ -204,6 +207,28 @@ def continued_order(
         position = Position(epoch=epoch, row=before.end_row(epoch, before_length))
     unserved = UnservedTokens(order=before, position=position, length=before_length)
     return replace(fresh, unserved=unserved), Position(epoch=position.epoch)
+
+
+def keep_decisions(plan: Plan, branch: BranchPoint) -> Plan:
+    """Plan the shares that the run has decided after the branch: a stretch for each decision."""
+    before, names = ([source.name for source in p.sources] for p in (branch.plan, plan))
+    for decision in branch.kept:
+        if decision.row >= plan.end_row:
+            break
+        weights = dict(zip(before, decision.weights, strict=True))
+        phase = plan.phase_at(decision.row)
+        drawn = zip(names, drawn_shares(phase), strict=True)
+        missing = {name for name, weight in weights.items() if weight} - {n for n, s in drawn if s}
+        if missing:
+            raise PlanError(
+                f"the run {branch.run} has decided shares of {', '.join(sorted(missing))} from row "
+                f"{decision.row:,} on, and phase {phase.name} does not draw from it",
+                hint="use `after.decisions: drop`",
+            )
+        moved = replace(decision, weights=tuple(weights.get(name, 0) for name in names))
+        phases = decided_phases(replace(plan, decisions=(moved,)))
+        plan = replace(plan, phases=phases)
+    return plan
 
 
 def inherited_debts(branch: BranchPoint, names: Sequence[str]) -> tuple[Fraction, ...]:

@@ -28,10 +28,12 @@ from .branch_point import (
     check_checkpoint,
     continued_order,
     inherited_debts,
+    keep_decisions,
     open_branch_point,
     replayed_shares,
     source_conflicts,
 )
+from .controlled import control_problems
 from .open_sources import (
     OpenedSource,
     check_lengths,
@@ -117,10 +119,12 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
             [problem for problem in map(draft.locate_problem, shortages) if problem],
             hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
         )
+    findings = []
     if mixture.refill:
         stream, findings = refill_rows(stream)
-        if findings:
-            raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
+    findings += control_problems(stream.plan)
+    if findings:
+        raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
     return stream, opened
 
 
@@ -185,7 +189,8 @@ def _resolve_plan(
         or mixture.steps_by_length
         or not all(fit_tables(*edge_shares) for edge_shares in edge_shares_by_phase)
     ):
-        return build_plan(phases)
+        plan = build_plan(phases)
+        return plan if branch is None else keep_decisions(plan, branch)
     return build_plan(
         [
             replace(phase, stretches=split_stretches(phase.rows, *edge_shares))
@@ -310,6 +315,7 @@ def _resolve_phases(
                 batch_rows=batch_rows,
                 stretches=stretches,
                 lr=asdict(spec.lr),
+                control=asdict(spec.control) if spec.control is not None else {},
                 asked_tokens=spec.tokens,
                 weights_rule=rule,
                 left_out=left_out,

@@ -20,6 +20,7 @@ from ..planning.branch_point import BranchPoint
 from ..planning.continuation import Continuation, compare_continuation, epochs_consumed
 from ..planning.open_sources import OpenedSource
 from ..planning.shares import drawn_shares
+from .controlled import ControlledPhase, find_bounds
 from .debts import WorstDebt, find_worst_debt
 
 
@@ -112,6 +113,10 @@ class Summary:
     """Refilled rows, by source."""
     worst_debt: WorstDebt
     """Largest distance between a source and its share."""
+    controlled: tuple[ControlledPhase, ...] = ()
+    """Phases whose shares are decided during the run."""
+    decisions: int = 0
+    """Decisions that the run has made; they are part of all numbers."""
 
 
 def summarize(
@@ -150,6 +155,16 @@ def summarize(
         },
         refilled={source.name: len(source.refills) for source in plan.sources if source.refills},
         worst_debt=find_worst_debt(stream),
+        controlled=tuple(
+            find_bounds(
+                plan,
+                [
+                    {use.source: (use.stands_at, use.epochs) for use in phase.sources}
+                    for phase in phases
+                ],
+            )
+        ),
+        decisions=len(plan.decisions),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...console.progress import format_duration, format_number
 from ..planning.continuation import Continuation
+from .controlled import format_bounds
 from .summary import PhaseUse, SourceUse, Summary
 
 HEAD = (
@@ -34,6 +35,9 @@ def format_table(summary: Summary, tokens_per_second: float | None = None) -> st
         lines.append(f"continues plan {summary.parent} at row {summary.first_row:,}")
     for phase in summary.phases:
         lines += ["", *_phase(phase, tokens_per_second)]
+        for controlled in summary.controlled:
+            if controlled.phase == phase.phase:
+                lines += format_bounds(controlled)
     if len(summary.phases) > 1:
         lines += ["", "total", *_uses(summary.total, tokens_per_second)]
     lines += ["", *_notes(summary)]
@@ -145,6 +149,11 @@ def _debt(tokens: int) -> str:
 
 def _notes(summary: Summary) -> Iterator[str]:
     yield _worst_debt(summary)
+    if summary.decisions:
+        yield (
+            f"Decisions of the run about shares, which all numbers here follow: "
+            f"{summary.decisions:,} (`mixtures audit RUN --decisions`)."
+        )
     uses = [use for phase in summary.phases for use in phase.sources]
     if any(use.left_over for use in uses):
         yield "left over: tokens at the end of an epoch that do not fill a row."

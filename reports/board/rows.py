@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from ...console.errors import UserError
-from ...dataplane.runlog import document_losses
+from ...dataplane.runlog import decisions, document_losses
 from ...dataplane.storage import storage
 from ...mixtures.audit.audit_rows import AuditedRow
 from ...mixtures.audit.auditor import Auditor
@@ -29,7 +29,7 @@ class StepRows:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: tuple[tuple[str, str], Auditor] | None = None
+        self._opened: tuple[tuple[str, str, int], Auditor] | None = None
         self._audited: tuple[tuple[str, int], list[AuditedRow], bool] | None = None
 
     def page(self, run: BoardRun, step: int, first: int) -> dict[str, Any]:
@@ -68,7 +68,9 @@ class StepRows:
 
     def _auditor(self, run: BoardRun) -> Auditor:
         assert run.plan is not None
-        key = (run.url, str(run.plan["hash"]))
+        file = storage.join(run.url, decisions.NAME)  # it grows while the run goes on
+        size = storage.size(file) if storage.exists(file) else 0
+        key = (run.url, str(run.plan["hash"]), size)
         if self._opened is None or self._opened[0] != key:
             self._audited = None
             self._opened = (key, Auditor(open_plan(run.url)))

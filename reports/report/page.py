@@ -20,7 +20,7 @@ from ...console.html.page import (
 from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.order.plan import Plan
 from ...trainer.accounting.measured import EVENT
-from ...trainer.folders.folder import ATTESTED
+from ...trainer.folders.folder import ATTESTED, NOT_STEERED, STEERED
 from ..board.byte_sizes import NATS
 from ..board.runs import SKIPPED
 from ..scores.recall_chart import recall_section
@@ -334,6 +334,8 @@ def _detail(event: dict[str, Any]) -> str:
         return f"ended {format_duration(event['seconds'])} after the start"
     if event["event"] == ATTESTED:
         return _attested(event)
+    if event["event"] in (STEERED, NOT_STEERED):
+        return str(event["what"])
     if "ledger" in event:
         return f"ledger {event['ledger']}"
     return str(event.get("error", "")).splitlines()[0] if event.get("error") else ""

@@ -89,6 +89,9 @@ class RunState:
     """Losses in the latest steps, if the run watches for spikes."""
     rollbacks: int = 0
     """Rollbacks to the checkpoint before this one."""
+    mixing: dict[str, Any] = field(default_factory=dict)
+    """Number of decisions so far, and what a controller has observed since the last one; not
+    saved if it is empty."""
     run: str = ""
     """Hash of everything that defines the run that saved it."""
     layout: dict[str, Any] = field(default_factory=dict)
@@ -166,7 +169,10 @@ def commit(
     texts: Mapping[str, str] | None = None,
 ) -> None:
     """Commit the checkpoint in the temporary folder `path` as `target`."""
-    small_files = {STATE: json.dumps(asdict(state), indent=1), **(texts or {})}
+    scalars = asdict(state)
+    if not state.mixing:
+        del scalars["mixing"]
+    small_files = {STATE: json.dumps(scalars, indent=1), **(texts or {})}
     stored = [*files, *(_write(path, file, text) for file, text in small_files.items())]
     entries = sorted((asdict(file) for file in stored), key=lambda entry: str(entry["name"]))
     content = {"version": VERSION, "step": state.step, "files": entries}

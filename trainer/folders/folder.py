@@ -4,6 +4,7 @@
     about.json                                      parameters, layers, schedule, counted
     layout.yaml measured.json                       its layout plan; measured beside predicted
     metrics.jsonl ledger.jsonl events.jsonl         what each step did
+    decisions.jsonl steer.json                      shares that it decided; a request for such
     signals.jsonl                                   signals of watched steps, by layer
     documents.jsonl                                 each step's documents with the largest losses
     held-out-….json evaluations.jsonl               held-out rows and their losses
@@ -28,7 +29,7 @@ from pathlib import Path
 
 from ...console.errors import BusyError, RunError, StorageError, file_fault
 from ...console.explain import path_hint
-from ...dataplane.runlog import document_losses, ledger
+from ...dataplane.runlog import decisions, document_losses, ledger
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.storage.atomic import HALF_WRITTEN
 
@@ -42,6 +43,8 @@ ABOUT = "about.json"
 EVENTS = "events.jsonl"
 ATTESTED = "kernels"
 """Kind of event that records the attestation of a start's kernels."""
+STEERED, NOT_STEERED = "steer", "steer refused"
+"""Kinds of events: a decision about shares, and one that the run does not make."""
 EVALUATIONS = "evaluations.jsonl"
 SIGNALS = "signals.jsonl"
 SCORES = "scores.jsonl"
@@ -89,6 +92,7 @@ class RunFolder:
         self.metrics = self.root / METRICS
         self.ledger = self.root / ledger.NAME
         self.events = self.root / EVENTS
+        self.decisions = self.root / decisions.NAME
         self.evaluations = self.root / EVALUATIONS
         self.signals = self.root / SIGNALS
         self.documents = self.root / document_losses.NAME

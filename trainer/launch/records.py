@@ -7,11 +7,13 @@ the checkpoint, its file was changed or lost.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ...console import log as logs
 from ...console.errors import IntegrityError
-from ...dataplane.runlog import ledger
+from ...dataplane.runlog import decisions, ledger
 from ...dataplane.runlog import writer as lines
+from ...dataplane.runlog.decisions import RecordedDecision
 from ...dataplane.runlog.ledger import LedgerEntry
 from ..checkpoints import store as checkpoints
 from ..checkpoints.store import RunState
@@ -19,6 +21,9 @@ from ..folders.folder import RunFolder
 from ..loop.batches import RunPlan
 from ..run.job import Job
 from ..scores.records import read_gaps
+
+if TYPE_CHECKING:
+    from ...dataplane.order.plan import Plan
 
 log = logs.get_logger(__name__)
 
@@ -41,6 +46,18 @@ def truncate_to_checkpoint(
         tails = lines.list_tails(path)  # the oldest first
         for old_tail in tails[: max(0, len(tails) - keep_tails)]:
             old_tail.unlink()
+
+
+def read_decisions(folder: RunFolder, plan: Plan, state: RunState) -> list[RecordedDecision]:
+    """Read the run's decisions; raise if the checkpoint or the ledger knows of a lost one."""
+    recorded = decisions.read_run(folder.root, plan.hash)
+    if (count := state.mixing.get("decisions", 0)) > len(recorded):
+        raise IntegrityError(
+            f"{folder.decisions} has {len(recorded)} decisions, and the checkpoint of step "
+            f"{state.step} was saved after {count}",
+            hint=decisions.HINT,
+        )
+    return recorded
 
 
 def is_finished(job: Job) -> bool:

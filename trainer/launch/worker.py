@@ -35,6 +35,7 @@ from ..loop.hooks.hook import Hook, Hooks
 from ..loop.hooks.profiler import MemorySnapshot, Profiler
 from ..loop.hooks.scores import ScoreCheckpoints
 from ..loop.hooks.slurm_notes import SlurmNotes
+from ..loop.hooks.steering import Steering
 from ..loop.hooks.stop_signal import StopSignal
 from ..loop.loaders import load_evaluator, training_steps
 from ..loop.loop import Loop
@@ -79,9 +80,12 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopRequest, options: St
         loaded = _load_engine(job, parallel, watched, options)
     engine, state, resumed = loaded.engine, loaded.state, loaded.resumed
     recorder = _open_recorder(job, parallel, options, state)
+    steering = _open_steering(job, parallel, recorder, state)
     hooks = Hooks()
     checkpoints = restore.RunCheckpoints(job, engine, parallel, hooks.sealed)
     hooks.hooks += _make_hooks(job, parallel, watched, asked, options, recorder, checkpoints)
+    if steering is not None:
+        hooks.hooks.append(steering)
     recorder.event(
         "resume" if resumed else "start",
         state.step,
@@ -95,7 +99,7 @@ def work(job: Job, watched: ranks.Watched, asked: ranks.StopRequest, options: St
         checkpoints.save(engine.fragments(), state)
         checkpoints.wait()
     hooks.run_begins(state, resumed=resumed)
-    loop = _make_loop(job, engine, parallel, options, hooks, checkpoints)
+    loop = _make_loop(job, engine, parallel, options, hooks, checkpoints, steering)
     try:
         with explain_out_of_memory(), order_attention(job.run):
             state, finished = loop.run(state)
@@ -193,6 +197,7 @@ def _make_loop(
     options: StartOptions,
     hooks: Hooks,
     checkpoints: restore.RunCheckpoints,
+    steering: Steering | None,
 ) -> Loop:
     run = job.run
     held_out = None
@@ -202,7 +207,9 @@ def _make_loop(
         )
     return Loop(
         job.plan,
-        training_steps(job.plan, parallel, run.data),
+        training_steps(
+            job.plan, parallel, run.data, None if steering is None else steering.decided
+        ),
         build_lr_schedule(job),
         engine,
         parallel,
@@ -210,6 +217,7 @@ def _make_loop(
         hooks=hooks.hooks,
         checkpoints=checkpoints,
         evaluator=held_out,
+        mixing=steering,
     )
 
 
@@ -263,6 +271,28 @@ def _open_recorder(
         return _make_recorder(job, parallel.world, options.began, state.step)
 
     return run_on_first(open_records, parallel.control) or NullRecorder()
+
+
+def _open_steering(
+    job: Job, parallel: Parallel, recorder: RunRecorder | NullRecorder, state: RunState
+) -> Steering | None:
+    """Read the run's decisions on rank 0, for all ranks; None for synthetic rows. Collective."""
+    from ..loop.synthetic import SyntheticPlan
+
+    if isinstance(job.plan, SyntheticPlan):
+        return None
+    from ...dataplane.order.plan import Plan
+    from ..loop.mixing.decided_plan import DecidedPlan
+    from ..loop.mixing.pilot import Pilot
+
+    plan, control = job.plan, parallel.control
+    assert isinstance(plan, Plan)
+    read = partial(records.read_decisions, job.folder, plan, state)
+    decided = DecidedPlan(plan, broadcast_first(run_on_first(read, control) or [], control))
+    pilot = None
+    if parallel.first:
+        pilot = Pilot(decided, job.folder.root, state.mixing, recorder.event)
+    return Steering(decided, pilot, control)
 
 
 def _make_recorder(job: Job, ranks: int, began: float, first_step: int) -> RunRecorder:

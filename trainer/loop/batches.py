@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...dataplane.order.timeline import PhaseRows, PlanStep
 
@@ -72,6 +72,17 @@ class MicroBatch(Protocol):
     def sources(self) -> Collection[int]: ...
     @property
     def digests(self) -> list[bytes]: ...
+
+
+class Mixing(Protocol):
+    """The shares that a run has decided (mixing/)."""
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint keeps."""
+
+    def digest(self, row: int) -> bytes:
+        """Return the digest of the decision from `row` on; empty if there is none."""
 
 
 Steps = Callable[[int, int], Iterator[Sequence[MicroBatch]]]

@@ -15,11 +15,17 @@ from .evaluate import Evaluator
 if TYPE_CHECKING:
     from ...dataplane.loader.loader import Loader
     from ...dataplane.order.plan import Plan
+    from ...dataplane.order.stream import Stream
+    from .mixing.decided_plan import DecidedPlan
 
 
-def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps:
-    """Return a function that reads this rank's micro-batches, starting at any step."""
+def training_steps(
+    plan: RunPlan, parallel: Parallel, data: DataConfig, decided: DecidedPlan | None = None
+) -> Steps:
+    """Return a function that reads this rank's micro-batches, starting at any step. `decided` has
+    the plan of a mixture with the run's decisions."""
     from ...dataplane.order.plan import Plan
+    from .mixing.decided_plan import DecidedPlan
     from .synthetic import SyntheticLoader, SyntheticPlan
 
     if isinstance(plan, SyntheticPlan):
@@ -35,7 +41,7 @@ def training_steps(plan: RunPlan, parallel: Parallel, data: DataConfig) -> Steps
             )
         )
     assert isinstance(plan, Plan)
-    return partial(_mixture_steps, plan, parallel, data)
+    return partial(_mixture_steps, decided or DecidedPlan(plan), parallel, data)
 
 
 def load_evaluator(
@@ -56,13 +62,30 @@ def load_evaluator(
 
 
 def _mixture_steps(
-    plan: Plan, parallel: Parallel, data: DataConfig, step: int, rows: int
+    decided: DecidedPlan, parallel: Parallel, data: DataConfig, step: int, rows: int
 ) -> Iterator[Sequence[MicroBatch]]:
-    return iter(_loader(plan, parallel, data, step, rows, workers=data.workers))
+    """Yield micro-batches. Where a decision begins, rows that were read ahead are discarded."""
+    while step < decided.plan.end_step:
+        stream = decided.stream
+        num_decisions = len(stream.plan.decisions)
+        loader = _loader(stream.plan, parallel, data, step, rows, data.workers, stream)
+        batches = iter(loader)
+        try:
+            while step < loader.steps.stop and not decided.has_changed(num_decisions, step):
+                yield next(batches)
+                step += 1
+        finally:
+            batches.close()
 
 
 def _loader(
-    plan: Plan, parallel: Parallel, data: DataConfig, step: int, rows: int, workers: int = 0
+    plan: Plan,
+    parallel: Parallel,
+    data: DataConfig,
+    step: int,
+    rows: int,
+    workers: int = 0,
+    stream: Stream | None = None,
 ) -> Loader:
     from ...dataplane.datasets.cache import Cache
     from ...dataplane.loader.loader import Loader
@@ -79,4 +102,5 @@ def _loader(
         workers=workers,
         cache=Cache(data.cache, max_bytes=data.cache_bytes),
         pin_memory=parallel.device.type == "cuda",
+        stream=stream,
     )

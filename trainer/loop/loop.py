@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
@@ -25,13 +25,13 @@ from torch.autograd.profiler import record_function
 from ...console.errors import RunError
 from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...dataplane.runlog.ledger import roll
-from ..checkpoints.fragments import Fragment
+from ..checkpoints.keeping import Checkpoints
 from ..checkpoints.policy import is_planned
 from ..checkpoints.store import RunState
 from ..engines.engine import Engine
 from ..engines.update import conclude, launch
 from ..layout.groups import Parallel
-from .batches import MicroBatch, RunPlan, Steps, micro_rows
+from .batches import MicroBatch, Mixing, RunPlan, Steps, micro_rows
 from .documents.largest import MAX_PIECES, gather_pieces
 from .evaluate import Evaluator
 from .execute import execute
@@ -67,22 +67,6 @@ class Launched:
     """This rank's compute time, if ranks are timed."""
 
 
-class Checkpoints(Protocol):
-    """Saves and restores the run's checkpoints (checkpoints/saver.py)."""
-
-    @property
-    def failed(self) -> bool: ...
-
-    def save(self, fragments: Sequence[Fragment], state: RunState) -> None: ...
-
-    def wait(self) -> None: ...
-
-    def poll(self) -> None: ...
-
-    def restore(self) -> RunState:
-        """Load the newest planned checkpoint into the engine, and return the state. Collective."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
     """Settings of the loop."""
@@ -116,6 +100,7 @@ class Loop:
         hooks: Sequence[Hook] = (),
         checkpoints: Checkpoints | None = None,
         evaluator: Evaluator | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
         """`lr` maps steps to learning rates."""
         self.plan = plan
@@ -128,6 +113,7 @@ class Loop:
         self.orders = parallel.pipe.orders
         self.checkpoints = checkpoints
         self.evaluator = evaluator
+        self.mixing = mixing
         guard = options.guard
         self.runs_ahead = parallel.device.type == "cuda" and not (
             guard.needs_loss or guard.may_roll_back
@@ -244,11 +230,21 @@ class Loop:
         if skipped is not None and skipped.action == "rollback":
             restored = self._roll_back(state, skipped, stats)
             skipped = replace(skipped, back_to=restored.step)
-        ledger = roll(state.ledger, stats.digests)
+        decision = b"" if self.mixing is None else self.mixing.digest(step.first_row)
+        ledger = roll(state.ledger, decision + stats.digests)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         record = StepRecord(
-            step, stats, result, launched.lr, seconds, ledger, skipped, layers, noise
+            step,
+            stats,
+            result,
+            launched.lr,
+            seconds,
+            ledger,
+            skipped,
+            layers,
+            noise,
+            decision.hex(),
         )
         self.hooks.step_done(record)
         if skipped is not None and skipped.action == "stop":
@@ -342,6 +338,8 @@ class Loop:
         if self.checkpoints is None:
             return
         self.hooks.save_begins()  # a checkpoint is never newer than the ledger on disk
+        if self.mixing is not None:
+            state = replace(state, mixing=dict(self.mixing.state))
         self.checkpoints.save(self.engine.fragments(), state)
         if wait:
             self.checkpoints.wait()

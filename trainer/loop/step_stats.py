@@ -27,7 +27,11 @@ from .batches import PADDING, MicroBatch
 from .documents.largest import LargestPieces
 from .metrics import Combination, Largest, add_in_order, combinations, mean
 
-FLAGS: Mapping[str, Combination] = {"stop": Largest(), "save_failed": Largest()}
+FLAGS: Mapping[str, Combination] = {
+    "stop": Largest(),
+    "save_failed": Largest(),
+    "steered": Largest(),
+}
 """Facts that hold for the step if they hold on any rank."""
 PIECES = "pieces"
 DIGEST_WORDS = DIGEST_BYTES // 8
@@ -51,6 +55,8 @@ class StepStats:
     """True if any rank was asked to stop."""
     save_failed: bool = False
     """True if any rank's background save failed."""
+    steered: bool = False
+    """True if rank 0 has made a decision that the ranks do not know yet."""
     pieces: Sequence[PieceLoss] = ()
     """Pieces of documents with the largest losses, of a skipped step all; empty if the run records
     none."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...console.errors import StorageError
 from ...dataplane.order.timeline import PhaseRows, PlanStep
 from ...dataplane.runlog.document_losses import encode_step
-from ...dataplane.runlog.ledger import LedgerEntry
+from ...dataplane.runlog.ledger import DECISION, LedgerEntry
 from ..loop.batches import RunPlan
 from ..loop.hooks.hook import Hook, StepRecord
 from ..loop.metrics import format_record
@@ -107,8 +107,9 @@ class RunRecorder(Hook):
             **skip_fields,
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
+        decision = {DECISION: record.decision} if record.decision else {}
         for logger in self.loggers:
-            logger.step(metrics, {**asdict(entry), **skip_fields})
+            logger.step(metrics, {**asdict(entry), **skip_fields, **decision})
             if stats.pieces:
                 logger.documents(encode_step(step.number, sum(stats.losses), stats.pieces))
         if record.skipped is not None:

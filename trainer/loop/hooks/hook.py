@@ -42,6 +42,8 @@ class StepRecord:
     """Signals by layer; empty in unwatched steps."""
     noise: GradientSquares | None = None
     """Squared gradient norms on two batches; None in steps that do not measure noise."""
+    decision: str = ""
+    """Digest of the decision whose shares hold from this step on; empty if there is none."""
 
 
 class Hook:

@@ -1,0 +1,1 @@
+"""Decisions about the shares of a run: by hand, or by a controller."""

@@ -1,0 +1,166 @@
+"""Shares decided while a run goes on, killed at each moment of a decision: the run is the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.configs import CONFIGS
+from support.ranks import forked
+
+from headrace.dataplane.runlog import decisions, ledger, writer
+from headrace.mixtures.audit.auditor import Auditor
+from headrace.mixtures.planning.open_plan import open_plan
+from headrace.mixtures.steering.request import NAME, find_request, write_request
+
+REQUESTED = {"web": 0.125, "code": 0.875}
+KILL = """
+import os, signal
+from headrace.dataplane.runlog import decisions
+from headrace.dataplane.runlog.writer import encode_line
+from headrace.trainer.loop.mixing import pilot
+from headrace.trainer.loop.mixing.decided_plan import DecidedPlan
+
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after(holder, name):
+    function = getattr(holder, name)
+    def call(*words, **more):
+        result = function(*words, **more)
+        if result is not False:
+            kill()
+        return result
+    setattr(holder, name, call)
+
+def half_a_line(file, decision):
+    line = encode_line(vars(decision))
+    with open(file, "ab") as opened:
+        opened.write(line[:60])
+    kill()
+"""
+MOMENTS = {
+    "before the line": "decisions.append = kill",
+    "within the line": "decisions.append = half_a_line",
+    "after the line": "after(decisions, 'append')",
+    "after the request": "after(pilot, 'remove_request')",
+    "at the message": "DecidedPlan.add = kill",
+    "at the row": "after(DecidedPlan, 'has_changed')",
+}
+
+
+@dataclass
+class Run:
+    """A run of two sources that has taken two steps of ten, and copies of it."""
+
+    folder: Path
+
+    def command(self, out: Path, *words: str, plugin: str | None = None, code: int = 0) -> str:
+        file = None
+        if plugin is not None:
+            file = out.parent / f"killing_{out.name}.py"
+            file.write_text(KILL + plugin)
+        command = [sys.executable, "-m", "headrace.trainer.cli", *words]
+        done = forked.Command(command, plugin=file).wait()
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    def copy(self, name: str) -> Path:
+        out = self.folder.parent / name
+        shutil.copytree(self.folder, out)
+        return out
+
+    def resume(self, out: Path, *words: str, plugin: str | None = None, code: int = 0) -> str:
+        return self.command(out, "resume", str(out), "threads=1", *words, plugin=plugin, code=code)
+
+
+@pytest.fixture
+def start(dataset: Callable[..., str], tmp_path: Path) -> Callable[..., Run]:
+    """Start a run that stops after two steps."""
+
+    def begin(*words: str, phase: dict[str, Any] | None = None) -> Run:
+        sources = {
+            name: {"data": dataset(name, count=80), "max_epochs": 5} for name in ("web", "code")
+        }
+        phases = {
+            "main": {
+                "tokens": 960,
+                "seq_len": 16,
+                "batch": 64,
+                "weights": {"web": 0.5, "code": 0.5},
+            }
+            | (phase or {}),
+            "end": {"tokens": 256, "weights": {"code": 1}},
+        }
+        mixture = tmp_path / "mixture.yaml"
+        mixture.write_text(json.dumps({"sources": sources, "phases": phases}))
+        run = Run(tmp_path / "run")
+        small = ["engine.kind=fsdp2", "optimizer.lr=1e-2", "checkpoints.every=3", "threads=1"]
+        run.command(
+            run.folder, "run", "--mixture", str(mixture), "--model", str(CONFIGS / "tiny.yaml"),
+            "--out", str(run.folder), *small, "watch.tensorboard=false", "--stop-after", "2",
+            "model.vocab_size=512", *words, code=85,
+        )  # fmt: skip
+        return run
+
+    return begin
+
+
+def lines(run: Path, name: str = ledger.NAME) -> list[dict[str, Any]]:
+    return list(writer.read(run / name))
+
+
+def check_undisturbed(run: Run, steered: Path) -> None:
+    """Compare a run with one that has its decisions from the start, and is not disturbed."""
+    undisturbed = run.copy("undisturbed")
+    shutil.copy(steered / decisions.NAME, undisturbed)
+    run.resume(undisturbed)
+    assert lines(steered) == lines(undisturbed)
+    assert not (steered / NAME).exists()
+
+
+def killed_and_resumed(run: Run, moment: str, ranks: int = 2) -> Path:
+    out = run.copy("steered")
+    request = write_request(out, REQUESTED, None)
+    run.resume(out, f"processes={ranks}", plugin=MOMENTS[moment], code=1)
+    made = decisions.read(out / decisions.NAME, open_plan(str(run.folder)).plan.hash)
+    assert len(made) == (moment not in ("before the line", "within the line"))
+    waits = moment not in ("after the request", "at the message", "at the row")
+    assert (find_request(out) == request) == waits
+    run.resume(out, "processes=1")
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["after the line"])
+def test_a_killed_decision_gives_the_same_run(start: Callable[..., Run], moment: str) -> None:
+    """On two ranks, resumed on one; the ledger proves each step, and names the decision once."""
+    run = start()
+    steered = killed_and_resumed(run, moment)
+    [made] = lines(steered, decisions.NAME)
+    assert made["shares"] == REQUESTED
+    assert [(line["step"], line["decision"]) for line in lines(steered) if "decision" in line] == [
+        (made["step"], made["digest"])
+    ]
+    check_undisturbed(run, steered)
+    opened = open_plan(str(steered))
+    assert all(Auditor(opened).step(step)[1] for step in range(opened.plan.end_step))
+    rows = opened.stream.counts(opened.plan.phases[0].end_row) - opened.stream.counts(made["row"])
+    assert rows[1] >= 0.875 * (opened.plan.phases[0].end_row - made["row"]) - 2
+    state = json.loads((steered / "checkpoints/step-00000019/state.json").read_text())
+    assert state["mixing"] == {"decisions": 1}
+    unsteered = json.loads((run.folder / "checkpoints/step-00000002/state.json").read_text())
+    assert "mixing" not in unsteered
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_each_moment_of_a_decision_may_be_the_last(start: Callable[..., Run], moment: str) -> None:
+    run = start()
+    check_undisturbed(run, killed_and_resumed(run, moment))

@@ -1,0 +1,1 @@
+"""Shares that are decided while a run goes on."""
