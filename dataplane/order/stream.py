@@ -168,6 +168,7 @@ class Stream:
             return self
         assert plan.decisions[: len(self.plan.decisions)] == self.plan.decisions
         stream, steered = copy(self), self.assignment
+        assert not isinstance(steered, LengthSteps), "steps by length take no decisions"
         planned = steered.planned if isinstance(steered, SteeredOrder) else steered
         order = SteeredOrder(plan, planned, _load_slow_tables)
         if isinstance(steered, SteeredOrder):
