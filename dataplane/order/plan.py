@@ -373,6 +373,7 @@ def _order_to_json(order: SourceOrder) -> dict[str, Any]:
         "tokens": order.tokens,
         "chunk": order.chunk,
         "window": order.window,
+        **({"direction": order.direction} if order.direction else {}),
         "rest": order.unserved and _unserved_to_json(order.unserved),
     }
 

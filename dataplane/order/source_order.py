@@ -55,6 +55,9 @@ class SourceOrder:
     """Tokens per chunk."""
     window: int
     """Chunks per window."""
+    direction: int = 0
+    """1, -1: the source is sorted, and served in its order or in the opposite one, shuffled within
+    windows; 0: it is shuffled as a whole."""
     unserved: UnservedTokens | None = None
     """Tokens of the first epoch, if this order continues another."""
 
@@ -129,7 +132,7 @@ class SourceOrder:
 
     @cached_property
     def _shuffle(self) -> Shuffle:
-        return Shuffle(self.seed, self.name, self.chunk, self.window)
+        return Shuffle(self.seed, self.name, self.chunk, self.window, self.direction)
 
     def _pool(self, epoch: int) -> Pool:
         if self.unserved is not None and epoch == self.unserved.position.epoch:
@@ -139,6 +142,10 @@ class SourceOrder:
     @cached_property
     def _full_pool(self) -> Pool:
         num_chunks, tail = divmod(max(self.tokens - 1, 0), self.chunk)
+        if self.direction < 0:  # the last tokens served are the source's first
+            starts = tail + np.arange(num_chunks, dtype=np.int64) * self.chunk
+            tails = np.array([[0, tail]] if tail else [], np.int64).reshape(-1, 2)
+            return Pool(num_chunks, Remainder(tails), starts)
         start = num_chunks * self.chunk
         tails = np.array([[start, start + tail]], np.int64) if tail else np.empty((0, 2), np.int64)
         return Pool(num_chunks, Remainder(tails))

@@ -13,6 +13,9 @@ the next window, and the tokens that the begun window has not served join the re
 any number of cuts an epoch serves every token once, except less than a row at its end. A cut is
 described by its row number and the old length alone.
 
+A source that is sorted by a field keeps its chunks in order, rising or falling (`direction`): its
+rows are permuted within a window all the same.
+
 This file counts windows and rows; tokens.py finds their tokens. All `length` are tokens per row.
 """
 
@@ -60,6 +63,8 @@ class Shuffle:
     """Tokens per chunk."""
     window: int
     """Chunks per window."""
+    direction: int = 0
+    """0: chunks are permuted. 1, -1: they keep the source's order, or have the opposite one."""
 
     def permutation_name(self, epoch: int, window: int) -> PermutationName:
         """Name the permutation of a window's rows or, for ALL_CHUNKS, of the epoch's chunks."""

@@ -44,6 +44,7 @@ class Epochs:
                 epoch.chunks_before_last_window * (epoch.chunk // length),
                 epoch.last_window,
                 epoch.end_row(length),
+                epoch.shuffle.direction,
             )
             for epoch in epochs
         ]
@@ -54,7 +55,8 @@ class Epochs:
             self.last_window_start,
             self.last_window,
             self.end_row,
-        ) = np.array(columns, np.int64).reshape(-1, 6).T
+            self.direction,
+        ) = np.array(columns, np.int64).reshape(-1, 7).T
         self.starts = [
             None if epoch.pool.starts is None else epoch.pool.starts.data for epoch in epochs
         ]
@@ -77,6 +79,10 @@ class Epochs:
         in_chunk = np.flatnonzero(slots < num_chunks)
         keys = chunk_keys if chunk_keys.shape[1] == 1 else chunk_keys[:, in_chunk]
         chunks = permute(keys, num_chunks[in_chunk], slots[in_chunk])
+        direction = self.direction[indices[in_chunk]]
+        if direction.any():
+            in_order = keep_order(direction, num_chunks[in_chunk], slots[in_chunk])
+            chunks = np.where(direction, in_order, chunks)
         chunk_starts = self.chunk_starts(indices[in_chunk], chunks)
         first_tokens[in_chunk] = chunk_starts + row_in_chunk[in_chunk] * self.length
         if len(in_chunk) == len(rows):
@@ -252,9 +258,17 @@ def _chunk_spans(epoch: Epoch, first_window: int, end_window: int) -> Int64:
     """List the token spans [start, end) that windows serve in full chunks."""
     num_chunks, starts = epoch.pool.num_chunks, epoch.pool.starts
     slots = np.arange(first_window * epoch.window, min(end_window * epoch.window, num_chunks))
-    chunks = permute(_chunk_keys(epoch), num_chunks, slots.astype(np.int64))
+    if epoch.shuffle.direction:
+        chunks = keep_order(epoch.shuffle.direction, num_chunks, slots)
+    else:
+        chunks = permute(_chunk_keys(epoch), num_chunks, slots.astype(np.int64))
     chunk_starts = chunks * epoch.chunk if starts is None else starts[chunks]
     return np.stack([chunk_starts, chunk_starts + epoch.chunk], axis=1)
+
+
+def keep_order(direction: int | Int64, num_chunks: int | Int64, slots: Int64) -> Int64:
+    """Return the chunks at slots of a sorted source, whose direction is 1 or -1."""
+    return np.where(np.equal(direction, -1), num_chunks - 1 - slots, slots)
 
 
 def _chunk_keys(epoch: Epoch) -> UInt64:
@@ -274,7 +288,10 @@ def _find_in_chunks(epoch: Epoch, length: int, starts: Int64, ends: Int64) -> tu
     if not len(owners):
         return owners, chunks
     chunk_starts = chunks * size if pool.starts is None else pool.starts[chunks]
-    slots = invert(_chunk_keys(epoch), pool.num_chunks, chunks)
+    if epoch.shuffle.direction:  # its own inverse
+        slots = keep_order(epoch.shuffle.direction, pool.num_chunks, chunks)
+    else:
+        slots = invert(_chunk_keys(epoch), pool.num_chunks, chunks)
     low = np.maximum(starts[owners] - chunk_starts, 0) // length
     high = -(-np.minimum(ends[owners] - chunk_starts, size) // length)
     pairs, rows_in_chunk = expand_ranges(low, high)

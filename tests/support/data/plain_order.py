@@ -25,9 +25,12 @@ def row_at(order: SourceOrder, position: Position, length: int, draw: int) -> tu
 def epoch_rows(order: SourceOrder, epoch: int, cuts: Cuts, length: int) -> tuple[set[int], Rows]:
     """Return the tokens that the rows before the last cut have left, and the rows after it."""
     unserved, chunk, width = _pool(order, epoch), order.chunk, order.window
-    chunks = _cut(_runs(unserved), chunk)
+    chunks = _cut(_chunk_runs(order, epoch, unserved), chunk)
     name = [order.seed, order.name, epoch]
-    chunks = [chunks[image([*name, -1], len(chunks), slot)] for slot in range(len(chunks))]
+    if not order.direction:
+        chunks = [chunks[image([*name, -1], len(chunks), slot)] for slot in range(len(chunks))]
+    elif order.direction < 0:
+        chunks.reverse()
     windows = [chunks[first : first + width] for first in range(0, len(chunks), width)] or [[]]
     begun = 0
     for number, (cut_row, cut_length) in enumerate([*cuts, (0, length)]):
@@ -79,6 +82,15 @@ def _pool(order: SourceOrder, epoch: int) -> set[int]:
     tokens, rows = epoch_rows(rest.order, epoch, rest.position.cuts, rest.length)
     tokens -= {token for row in rows if row < rest.position.row for token in rows[row]}
     return tokens | set(range(rest.order.tokens - 1, order.tokens - 1))
+
+
+def _chunk_runs(order: SourceOrder, epoch: int, unserved: set[int]) -> list[tuple[int, int]]:
+    """Return the runs of which chunks are cut. A whole epoch of falling order begins with a piece
+    that is shorter than a chunk, to be served last."""
+    is_continued = order.unserved is not None and order.unserved.position.epoch == epoch
+    if order.direction < 0 and not is_continued:
+        return [((order.tokens - 1) % order.chunk, order.tokens - 1)]
+    return _runs(unserved)
 
 
 def _remainder_rows(tokens: set[int], length: int) -> list[list[int]]:
