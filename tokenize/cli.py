@@ -11,7 +11,7 @@ from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .builder.options import chat_options, fim_options
 from .neardup.commands import duplicates, neardup
-from .views.commands import pack, pack_options, select
+from .views.commands import pack, pack_options, select, sort
 
 if TYPE_CHECKING:
     from .views.pack import Long
@@ -366,6 +366,7 @@ main.add_command(neardup)
 main.add_command(duplicates)
 main.add_command(select)
 main.add_command(pack)
+main.add_command(sort)
 
 if __name__ == "__main__":
     main()

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,7 @@ class Dataset:
         self._shards: ShardTables | None = None
         self._fields: tuple[int, FieldsReader, Selection | None] | None = None
         self._blocks: dict[int, array[int]] = {}
+        self._files: WeakValueDictionary[str, ShardFile] = WeakValueDictionary()
 
     @property
     def hash(self) -> str:
@@ -312,11 +314,17 @@ class Dataset:
         return storage.is_local(self.shards_url) and shard.stored_name is None
 
     def file(self, shard: Shard) -> ShardFile:
-        if self.is_mapped(shard):
-            return LocalShardFile(self.shards_url, shard)
-        if self.cache is None:
-            self.cache = Cache()
-        return CachedShardFile(self.shards_url, shard, self.cache)
+        """Return a shard's file. Shards of a sorted view share files, and what is verified."""
+        file = self._files.get(shard.name)
+        if file is None:
+            if self.is_mapped(shard):
+                file = LocalShardFile(self.shards_url, shard)
+            else:
+                if self.cache is None:
+                    self.cache = Cache()
+                file = CachedShardFile(self.shards_url, shard, self.cache)
+            self._files[shard.name] = file
+        return file
 
     def _shard_ranges(self, start: int, end: int) -> Iterator[tuple[OpenShard, int, int, int]]:
         """Yield the shards that hold the tokens [start, end): shard, its token offset in the

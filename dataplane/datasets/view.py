@@ -2,8 +2,8 @@
 
     URL/manifest.json        names the base dataset and the expression that selects documents
     URL/tables/<hash>.arrow  the base dataset's shards, with the view's counts
-    URL/views/<hash>.bits    per shard, a bit for each document; or, if the view is packed,
-                             <hash>.arrow: document pieces (packing.py)
+    URL/views/<hash>.bits    per shard, a bit for each document; or, if the view is packed or
+                             sorted, <hash>.arrow: document pieces (packing.py)
 
 A view's shard is a file of the base dataset under another layout, whose runs are the selected
 documents. So order, rows, cache and hashes work as for any dataset.
@@ -30,6 +30,8 @@ from .packing import PackedPieces
 FOLDER = "views"
 KEY = "view"
 """Key of `Manifest.settings` and of `Shard.details`."""
+SORT_KEY = "sort"
+"""Key of a sorted view's settings, in those of a view."""
 REMAKE_HINT = (
     "make the view again: the same `tokenize select` or `tokenize pack` writes lost and damaged "
     "files again"
@@ -47,6 +49,8 @@ class View:
     the documents selected so far."""
     bins: int | None = None
     """Bin length in tokens, if the view is packed."""
+    sorted_by: str | None = None
+    """Field, if the view is sorted."""
 
     @property
     def where(self) -> str | None:
@@ -59,7 +63,9 @@ class View:
     def text(self) -> str:
         """The view in words."""
         packing_text = [] if self.bins is None else [f"packed to {self.bins:,} tokens"]
-        return ", ".join([*([] if self.where is None else [f"where {self.where}"]), *packing_text])
+        sort_text = [] if self.sorted_by is None else [f"sorted by {self.sorted_by}"]
+        where_text = [] if self.where is None else [f"where {self.where}"]
+        return ", ".join([*where_text, *packing_text, *sort_text])
 
 
 def parse_view(url: str, manifest: Manifest) -> View | None:
@@ -72,7 +78,8 @@ def parse_view(url: str, manifest: Manifest) -> View | None:
         base_url = posixpath.normpath(storage.join(url, base_url))
     where = entry["where"]
     steps = (where,) if isinstance(where, str) else tuple(where or ())
-    return View(base_url, steps, packing.bin_length(manifest))
+    sorted_by = entry[SORT_KEY]["by"] if SORT_KEY in entry else None
+    return View(base_url, steps, packing.bin_length(manifest), sorted_by)
 
 
 def check_dataset(url: str, view: View | None) -> None:
@@ -100,11 +107,11 @@ class Selection:
     """The documents that a view selects from a shard."""
 
     documents: Int64
-    """Document numbers in the shard; ascending, unless the view is packed."""
+    """Document numbers in the shard; ascending, unless the view is packed or sorted."""
     first: int
     """The shard's first document, as a number in the base dataset."""
     pieces: PackedPieces | None = None
-    """Document pieces, if the view is packed."""
+    """Document pieces, if the view is packed or sorted."""
 
     def base_positions(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return (document number in the base dataset, first token in that document) for the

@@ -37,6 +37,30 @@ TEMPERATURE = "temperature"
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderSpec:
+    """The order of a source that `tokenize sort` has sorted by a kept field."""
+
+    by: str
+    """The field."""
+    rising: bool = True
+    """Serve the lowest values first; false: the highest."""
+    window: str = "10%"
+    """Share of the source whose rows are shuffled together."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"window {self.window} is not a percentage such as 10%")
+
+    @property
+    def share(self) -> Fraction:
+        """The window as a fraction; 0 if it is no percentage."""
+        try:
+            return Fraction(self.window.removesuffix("%")) / 100 * self.window.endswith("%")
+        except ValueError:
+            return Fraction(0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SourceSpec:
     """A dataset, under the name that phases use in their weights."""
 
@@ -46,6 +70,8 @@ class SourceSpec:
     """Maximum number of epochs that the plan may take from the dataset."""
     generations: int | None = None
     """Use only the first generations of the dataset. Default: all that it has now."""
+    order: OrderSpec | None = added_field(None)  # noqa: RUF009 (a field)
+    """Serve the source by a kept field, in every epoch. Default: shuffled as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,7 +193,10 @@ def continued_order(
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len
     grown = fresh.tokens > before.tokens
-    same = (fresh.chunk, fresh.window) == (before.chunk, before.window) and not branch.reshuffle
+    same = all(
+        getattr(fresh, name) == getattr(before, name) for name in ("chunk", "window", "direction")
+    )
+    same = same and not branch.reshuffle
     if same and not grown and all(before.chunk % new_length == 0 for new_length in lengths):
         if length == before_length:
             return before, position

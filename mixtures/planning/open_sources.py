@@ -53,6 +53,14 @@ class OpenedSource:
         return packing.count_padding(self.manifest, len(self.generations))
 
     @property
+    def sorted_by(self) -> str | None:
+        """Field by which the documents are sorted; None if they are not."""
+        dataset_view = view.parse_view(self.spec.data, self.manifest)
+        if dataset_view is None or len(self.generations) > 1:  # each is sorted alone
+            return None
+        return dataset_view.sorted_by
+
+    @property
     def hash(self) -> str:
         return self.generations[-1].hash
 
@@ -159,6 +167,22 @@ def unfit_rows(
             if length is not None and (message := _explain_unfit(name, opened[name], length)):
                 key = "seq_len" if phase.spec.seq_len else "weights"
                 yield MixtureFinding(("phases", phase.name, key), message)
+
+
+def check_orders(opened: Mapping[str, OpenedSource]) -> Iterator[MixtureFinding]:
+    """Yield sources with an order by a field that their datasets are not sorted by."""
+    for name, source in opened.items():
+        order = source.spec.order
+        if order is None or source.sorted_by == order.by:
+            continue
+        fact = f"is sorted by {source.sorted_by}" if source.sorted_by else "is not sorted"
+        dataset_view = view.parse_view(source.spec.data, source.manifest)
+        base = dataset_view.url if dataset_view and dataset_view.sorted_by else source.spec.data
+        yield MixtureFinding(
+            ("sources", name, "order", "by"),
+            f"the dataset {fact}; make a view with `tokenize sort {base} --by {order.by} --out …`, "
+            "and name it in `data`",
+        )
 
 
 def check_lengths(

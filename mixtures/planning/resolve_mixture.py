@@ -37,6 +37,7 @@ from .controlled import control_problems
 from .open_sources import (
     OpenedSource,
     check_lengths,
+    check_orders,
     open_sources,
     source_mismatches,
     unfit_rows,
@@ -98,6 +99,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     mismatches = source_mismatches(opened, tokenizer)
     findings += [mismatch for mismatch in mismatches if mismatch.path not in reported]
     findings += unfit_rows(mixture, opened, inherited.seq_len if inherited else None)
+    findings += check_orders(opened)
     if not source_findings:
         findings += check_lengths(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
@@ -217,6 +219,9 @@ def _plan_sources(
             mixture, tokens, lengths, before[name].order if name in before else None
         )
         order = SourceOrder(seed=mixture.seed, name=name, tokens=tokens, chunk=chunk, window=window)
+        if name in opened and (by_field := opened[name].spec.order) is not None:
+            window = max(1, round(by_field.share * ((tokens - 1) // chunk)))
+            order = replace(order, window=window, direction=1 if by_field.rising else -1)
         start = Position()
         if branch and name in before:
             index = branch.plan.sources.index(before[name])

@@ -96,6 +96,7 @@ MAKING = [
         f"--special <|im_start|> --special <|im_end|> {ONE}",
     ),
     Step("select", f"tokenize select corpora/web/train --where 'score<2' --out views/low {ONE}"),
+    Step("sort", f"tokenize sort corpora/mds --by tokens --out views/sorted {ONE}"),
     Step("pack", f"tokenize pack corpora/web/train --length 64 --out views/packed {ONE}"),
     Step(
         "contamination",

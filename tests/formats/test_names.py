@@ -116,6 +116,7 @@ ROOTS = {
     "tokenize contamination": "headrace.tokenize.contamination:ContaminationConfig",
     "tokenize select": "headrace.tokenize.views.select:SelectConfig",
     "tokenize pack": "headrace.tokenize.views.pack:PackConfig",
+    "tokenize sort": "headrace.tokenize.views.sort:SortConfig",
     "tokenize verify": "headrace.tokenize.executors:ExecutorConfig",
 }
 """Configurations that are read from YAML or from options."""

@@ -1,4 +1,4 @@
-"""`tokenize select` and `tokenize pack`: the commands that make views."""
+"""`tokenize select`, `tokenize pack` and `tokenize sort`: the commands that make views."""
 
 from __future__ import annotations
 
@@ -113,6 +113,29 @@ def pack(as_json: bool, **values: Any) -> None:
     else:
         values["lengths"] = lengths
         _make_views(PackConfig, values, pack_lengths, describe, as_json=as_json)
+
+
+@click.command()
+@click.argument("dataset", metavar="URL")
+@click.option("--by", required=True, metavar="FIELD", help="A kept field, or tokens.")
+@click.option("--out", required=True, metavar="URL", help="Folder or URL of the sorted view.")
+@options.executor_options
+@command.json_option
+def sort(as_json: bool, **values: Any) -> None:
+    """Make a sorted view: all documents in the order of a kept field, without tokens of its own.
+
+    For `order` of a mixture's source. Documents without a value come last.
+
+    \b
+    Example:
+      tokenize sort data/web --by score --out data/web-by-score
+
+    More: docs/tokenize.md, section Views
+    """
+    from .sort import SortConfig, describe_order
+    from .sort import sort as make
+
+    _make_views(SortConfig, values, lambda c: {c.out: make(c)}, describe_order, as_json=as_json)
 
 
 def _make_views(

@@ -49,6 +49,8 @@ class ShardResult:
     """None if the view has no document in the base shard."""
     counts: dict[str, int]
     size: int
+    part: int = 0
+    """The parts of a view follow one another, each with all base shards."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,14 +221,16 @@ def _run_generations(
         for shard_range in shard_ranges
         for n in shard_range
     ]
-    results: dict[int, ShardResult] = {}
+    results: dict[int, list[ShardResult]] = {task.number: [] for task in tasks}
     with Progress(request.verb, total=sum(task.size for task in tasks), unit="") as progress:
         for result in executors.run(request.engine, request.worker, tasks):
-            results[result.number] = result
+            results[result.number].append(result)
             progress.advance(result.size)
     for number, shard_range in zip(numbers, shard_ranges, strict=True):
-        shards = [shard for n in shard_range if (shard := results[n].shard) is not None]
-        yield number, shards, sum((Counter(results[n].counts) for n in shard_range), Counter[str]())
+        made = [result for n in shard_range for result in results[n]]
+        made.sort(key=lambda result: (result.part, result.number))
+        shards = [result.shard for result in made if result.shard is not None]
+        yield number, shards, sum((Counter(result.counts) for result in made), Counter[str]())
 
 
 def _relative_url(out: str, base: str) -> str:

@@ -265,6 +265,10 @@ def pack(config: PackConfig) -> Manifest:
     base_view, weights = dataset.view, dataset.manifest.weights or (1.0,)
     if base_view is not None and base_view.bins is not None:
         raise MisuseError(f"{base_url} is packed already", hint=f"pack {base_view.url} instead")
+    if base_view is not None and base_view.sorted_by is not None:
+        raise MisuseError(
+            f"{base_url} is sorted, and bins would not be", hint=f"pack {base_view.url} instead"
+        )
     manifest = make_view(
         ViewRequest(
             verb="packing",

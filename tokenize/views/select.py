@@ -114,6 +114,11 @@ def select(config: SelectConfig) -> Manifest:
             f"{base_url} is packed: its documents lie in bins",
             hint=f"select documents of {base_view.url}, and pack the view",
         )
+    if base_view is not None and base_view.sorted_by is not None:
+        raise MisuseError(
+            f"{base_url} is sorted, and a selection would not be",
+            hint=f"select documents of {base_view.url}, and sort the view",
+        )
     return make_view(
         ViewRequest(
             verb="selecting",
