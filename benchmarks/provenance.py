@@ -1,7 +1,7 @@
 """Time and memory of the commands that read a run's documents, `mixtures summary`, `mixtures
 prove`, `mixtures audit --rows --out` and `trainer documents`, on corpora of which one is larger.
 
-    python -m benchmarks.provenance [--documents 500000 2500000]
+    python -m benchmarks.provenance [--documents 400000 2000000]
 
 A document has a URL of one of 100,000 hosts, a language and a date. A run here is a plan and a
 ledger, with a line of losses for each step. Memory that grows by less than the corpus streams.
@@ -29,7 +29,7 @@ PIECES = 8
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--documents", type=int, nargs="+", default=[500_000, 2_500_000])
+    parser.add_argument("--documents", type=int, nargs="+", default=[400_000, 2_000_000])
     options = parser.parse_args()
     measured: dict[str, list[tuple[int, float, int]]] = {}
     for documents in options.documents:
@@ -52,7 +52,7 @@ def measure(folder: Path, documents: int) -> dict[str, tuple[float, int]]:
     fields = ("--id-field", "id", "--keep", "url,language,date")
     run_command(*build, *fields, "--out", str(folder / "web"), "--workers", "1")
     run = write_run(folder / "run", str(folder / "web"))
-    rows = f"0:{BATCH_ROWS * 2000 * documents // 500_000}"
+    rows = f"0:{BATCH_ROWS * 2000 * documents // 400_000}"
     proof = ("--document", "id-1234", "--step", "1", "--out", str(folder / "proof.json"))
     commands = {
         "mixtures summary": ("mixtures", "summary", run, "--out", str(folder / "summary.json")),

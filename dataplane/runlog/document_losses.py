@@ -4,7 +4,7 @@
 
 `loss` is Σ w·ℓ over the step. A piece is a document's part of a row: row, first token in the row,
 Σ w·ℓ and Σ w (as `loss_divisor` counts). A line has the pieces with the largest losses, the largest
-first; that of a skipped step has all. The plan resolves a row and a token to a document.
+first; that of a spike or a skipped step has all. The plan resolves a row and a token to a document.
 """
 
 from __future__ import annotations

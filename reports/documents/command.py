@@ -21,10 +21,10 @@ from ...console import command
 def documents(run: str, worst: int, by: str | None, as_json: bool) -> None:
     """Rank the documents of a run by loss, beside that of their source at that time.
 
-    Each step records its documents with the largest share of the loss, a skipped step all of them.
-    A document stands at its worst piece: loss above the source's (the median of its means in nine
-    steps), times the root of its tokens. --by groups the worst documents by source or by a kept
-    field.
+    Each step records its documents with the largest share of the loss; a spike or a skipped step,
+    all of them. A document stands at its worst piece: loss above the source's (the median of its
+    means in nine steps), times the root of its tokens. --by groups the worst documents by source or
+    by a kept field.
 
     \b
     Examples:

@@ -12,7 +12,8 @@ ledger records the skipped step and the steps that were rolled back.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Literal
@@ -31,7 +32,7 @@ MIN_SPREAD = 1e-3
 """Minimum deviation relative to the median: after nearly equal losses, the next is no spike."""
 
 
-def robust_center(losses: Sequence[float]) -> tuple[float, float]:
+def robust_center(losses: Collection[float]) -> tuple[float, float]:
     """Return the median and a robust deviation; a single outlier moves neither."""
     middle = median(losses)
     spread = DEVIATION * median([abs(loss - middle) for loss in losses])
@@ -74,7 +75,7 @@ class Guard:
         """Return True if the loss exceeds the limit that earlier losses set."""
         return self.needs_loss and loss > self.limit(losses)
 
-    def limit(self, losses: Sequence[float]) -> float:
+    def limit(self, losses: Collection[float]) -> float:
         """Return the largest loss that is no spike; infinite while there are few losses."""
         if len(losses) < max(2, self.spike_window // 4):
             return math.inf
@@ -86,6 +87,21 @@ class Guard:
         if not self.needs_loss:
             return ()
         return (*losses, loss)[-self.spike_window :]
+
+
+class SpikeDetector:
+    """Finds spikes among the losses since the start, also where none is skipped: such a step
+    records all of its documents. All ranks see the same losses, and answer alike."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.losses: deque[float] = deque(maxlen=guard.spike_window)
+
+    def detect(self, loss: float) -> bool:
+        """Add a loss; returns True if it is a spike."""
+        limit = self.guard.limit(self.losses)
+        self.losses.append(loss)
+        return loss > limit
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from .batches import MicroBatch, Mixing, RunPlan, Steps, micro_rows
 from .documents.largest import MAX_PIECES, gather_pieces
 from .evaluate import Evaluator
 from .execute import execute
-from .guard import Guard, SkippedStep
+from .guard import Guard, SkippedStep, SpikeDetector
 from .hooks.attribution import ENGINE
 from .hooks.hook import Hook, Hooks, StepRecord
 from .own_time import Lap, start_timer
@@ -123,6 +123,7 @@ class Loop:
         self.clock = 0.0
         """Time at which the previous step ended."""
         self.compute_timer = start_timer(parallel.device) if options.times_ranks else None
+        self.spikes = SpikeDetector(guard)
 
     def run(self, state: RunState) -> tuple[RunState, bool]:
         """Train from `state`. Return the new state, and True if the plan is finished."""
@@ -223,7 +224,7 @@ class Loop:
         noise = launched.signals.gradient_squares(step, squares, vectors)
         stats = self._gather(launched, numbers[-losses:], sums, float(penalty))
         skipped = None if result.applied else self._skipped(state, stats)
-        if skipped is not None and launched.pieces is not None:
+        if launched.pieces is not None and (skipped or self.spikes.detect(stats.loss)):
             pieces = gather_pieces(launched.pieces.losses(sums), self.parallel)
             stats = replace(stats, pieces=pieces)
         restored = None

@@ -58,8 +58,8 @@ class StepStats:
     steered: bool = False
     """True if rank 0 has made a decision that the ranks do not know yet."""
     pieces: Sequence[PieceLoss] = ()
-    """Pieces of documents with the largest losses, of a skipped step all; empty if the run records
-    none."""
+    """Pieces of documents with the largest losses, of a spike or a skipped step all; empty if the
+    run records none."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Combined metrics by name, without those that no rank has measured."""
 

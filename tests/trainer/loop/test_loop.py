@@ -170,6 +170,17 @@ def test_a_spike_is_skipped(parallel: Parallel) -> None:
     assert "rows 12 to 17" in str(caught.value)
 
 
+def test_a_spike_that_is_applied_records_all_of_its_documents(
+    parallel: Parallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "MAX_PIECES", 2)
+    guard = Guard(spike_bound=0.0, spike_window=8)
+    loop, kept = make(parallel, steps=spiking, guard=guard, records_documents=True)
+    loop.run(begin())
+    assert all(record.update.applied for record in kept.records)
+    assert [len(record.stats.pieces) for record in kept.records[:3]] == [2, 2, 6]
+
+
 def test_a_spike_rolls_back_weights_and_never_the_row(parallel: Parallel) -> None:
     guard = Guard(**LEARNS_BY_HEART | {"spike": "rollback"})
     loop, kept = make(parallel, steps=spiking, guard=guard, stop_after=3)

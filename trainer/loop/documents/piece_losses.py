@@ -73,7 +73,10 @@ class StepPieces:
         # A batch's last offset is the next batch's first.
         edges = np.concatenate([*(part[:-1] for part in offsets), [num_tokens]])
         device_edges = copy_async(torch.from_numpy(edges), parallel.device)
-        values = torch.cat([losses.reshape(-1) for losses in token_losses]).double()
+        values = token_losses[0].reshape(-1)
+        if len(token_losses) > 1:  # a launch less without
+            values = torch.cat([losses.reshape(-1) for losses in token_losses])
+        values = values.double()
         sums = torch.segment_reduce(values, "sum", offsets=device_edges, unsafe=True)
         local_weights = np.concatenate(weights)
         axes = [axis for axis in (parallel.axes.tensor, parallel.axes.context) if axis.size > 1]
