@@ -132,14 +132,14 @@ def details(run: BoardRun) -> dict[str, Any]:
 
 
 def scores(run: BoardRun) -> Iterator[dict[str, Any]]:
-    """Yield the checkpoints' scores as text, by step, task and metric. A later score with the same
-    three replaces an earlier one."""
-    for entry in run.scores:
-        for (task, metric), value in records.format_scores(entry).items():
-            yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
-    for entry in _recalled(run):
-        for task, metric, value in records.format_recall(entry):
-            yield {"step": entry["step"], "task": task, "metric": metric, "value": value}
+    """Yield the checkpoints' scores, by step, task and metric: as text, and as a number with its
+    place on all axes. A later score with the same three replaces an earlier one."""
+    listed = [(entry, records.list_scores(entry)) for entry in run.scores]
+    listed += [(entry, records.list_recall(entry)) for entry in _recalled(run)]
+    for entry, entry_scores in listed:
+        place = {**_position(run, entry["step"] - 1), "step": entry["step"]}
+        for task, metric, text, number in entry_scores:
+            yield {**place, "task": task, "metric": metric, "value": text, "number": number}
 
 
 def _recalled(run: BoardRun) -> Iterator[dict[str, Any]]:

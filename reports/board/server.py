@@ -43,6 +43,7 @@ PAGES = {
     "plot.css": ("plot.css", "text/css; charset=utf-8"),
     "panels.js": ("panels.js", "text/javascript; charset=utf-8"),
     "plot.js": ("plot.js", "text/javascript; charset=utf-8"),
+    "scores.js": ("scores.js", "text/javascript; charset=utf-8"),
     "address.js": ("address.js", "text/javascript; charset=utf-8"),
     "board.js": ("board.js", "text/javascript; charset=utf-8"),
 }

@@ -76,7 +76,11 @@ def read_gaps(folder: RunFolder, config: ScoresConfig | None, last_step: int) ->
 def format_scores(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
     """Format an evaluation's scores by task and metric, with the standard error where the harness
     gives one, and with `format_conditions`."""
-    scores = {}
+    return {(task, metric): text for task, metric, text, _ in list_scores(entry)}
+
+
+def list_scores(entry: dict[str, Any]) -> Iterator[tuple[str, str, str, float | None]]:
+    """Yield the task, the metric, and the score as text and as a number."""
     for task, result in entry["tasks"].items():
         for key, value in result["metrics"].items():
             metric, _, filter = key.partition(",")
@@ -84,18 +88,23 @@ def format_scores(entry: dict[str, Any]) -> dict[tuple[str, str], str]:
                 continue
             error = result["metrics"].get(f"{metric}{ERROR},{filter}")
             title = metric if filter == "none" else f"{metric} ({filter})"
-            scores[task, title + format_conditions(entry)] = _format_number(value) + (
-                f" ± {error:.2g}" if error is not None else ""
-            )
-    return scores
+            text = _format_number(value) + (f" ± {error:.2g}" if error is not None else "")
+            yield task, title + format_conditions(entry), text, value
 
 
 def format_recall(entry: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the task, the context length and the share of right answers as text."""
+    for task, metric, text, _ in list_recall(entry):
+        yield task, metric, text
+
+
+def list_recall(entry: dict[str, Any]) -> Iterator[tuple[str, str, str, float]]:
+    """Yield the task, the context length, and the share of right answers as text and as a
+    number."""
     for task, results in entry["tasks"].items():
         for result in results:
             metric = f"right answers, {result['length']:,} tokens{format_conditions(entry)}"
-            yield task, metric, f"{result['accuracy']:.2%}"
+            yield task, metric, f"{result['accuracy']:.2%}", result["accuracy"]
 
 
 def format_conditions(entry: dict[str, Any]) -> str:

@@ -209,7 +209,7 @@ const TABS = {
       return row([task, metric, ...values.map(score => score ? el("span", {}, score.value, runs.length > 1 ? el("small", {}, ` step ${whole(score.step)}`) : null) : "–")],
         runs.length > 1 && new Set(values.map(score => score?.value)).size > 1 ? "differs" : "");
     });
-    return card("Scores", ...lacking, table(["task", "metric", ...columns.map(column => column.name)], rows, "sides"));
+    return el("div", {}, scorePlots(scored), card("Scores", ...lacking, table(["task", "metric", ...columns.map(column => column.name)], rows, "sides")));
   },
   async History(run) {
     const { events, files } = await json(`api/run/${run.id}`);

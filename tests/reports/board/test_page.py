@@ -445,3 +445,22 @@ def test_a_link_to_a_step_opens_it(page: Chromium, url: str) -> None:
     page.until("return document.querySelector('#view h2')?.innerText === 'Checkpoints'")
     page.run("$('drawer').close(); location.hash = '#tab=nowhere&axis=x&window=a..b&step=none'")
     page.until("return state.tab === 'Curves' && state.low === null && state.axis === 'step'")
+
+
+def test_scores_over_training_are_curves(page: Chromium) -> None:
+    page.run("state.hidden.clear(); state.tab = 'Scores'; changed()")
+    page.until("return document.querySelector('[data-score] canvas')?.width > 100")
+    script = (
+        "const card = document.querySelector('[data-score]');"
+        "const canvas = card.querySelector('canvas');"
+        "const data = canvas.getContext('2d')"
+        ".getImageData(0, 0, canvas.width, canvas.height).data;"
+        "const hex = v => v.toString(16).padStart(2, 0), found = new Set();"
+        "for (let i = 0; i < data.length; i += 4)"
+        " found.add('#' + [...data.slice(i, i + 3)].map(hex).join(''));"
+        "return [card.dataset.score, found.has(colourOf(state.runs[0])),"
+        " document.querySelectorAll('[data-score]').length]"
+    )
+    name, drawn_in_colour, count = page.run(script)
+    assert json.loads(name) == ["arc <easy>", "acc"] and drawn_in_colour
+    assert count == 1, "what was measured once is no curve"
