@@ -36,6 +36,8 @@ def summary(run: BoardRun) -> dict[str, Any]:
     return {
         "id": run.id,
         "number": run.number,
+        "tags": run.notes.tags,
+        "note": run.notes.note,
         "url": run.url,
         "status": run.status,
         "missing": [

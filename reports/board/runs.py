@@ -21,6 +21,7 @@ from ...trainer.folders.folder import RunFolder
 from ...trainer.scores.missing import ScoreGap, find_gaps
 from .byte_sizes import ByteSizes
 from .levels import Levels
+from .notes import Notes, read_notes
 
 T = TypeVar("T")
 
@@ -175,6 +176,7 @@ class BoardRun:
         cannot be read."""
         self.plan: dict[str, Any] | None = None
         """The stored plan; None for synthetic rows, or if it cannot be read."""
+        self.notes = Notes()
         self.version = 0
         """How often settings or plan were read: a start may change them."""
         self.sizes: ByteSizes | None = None
@@ -272,6 +274,7 @@ class BoardRun:
         self.scores = self._read_lines(
             files.SCORES, self.scores, ("step", "asked", "failed", "tasks")
         )
+        self.notes = self._reread(files.NOTES, self._state(files.NOTES), read_notes, self.notes)
         states = [self._state(name) for name in (files.RUN, files.MODEL, files.MIXTURE)]
         settings = self._reread("settings", states, read_settings, self.settings)
         plan = self._reread(files.PLAN, self._state(files.PLAN), read_plan, self.plan)

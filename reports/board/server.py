@@ -5,7 +5,7 @@
 
 Other users on the machine, and other sites' pages in the same browser, do not know the token. The
 Host header must name this machine: a site whose name resolves to 127.0.0.1 is refused. The server
-writes nothing but the curves' levels.
+writes the curves' levels and colours, and the notes that a person saves on the page.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hmac
 import json
 import secrets
 import sys
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ...trainer.loop.metrics import list_page_metrics
 from . import curves
 from .board import Board
 from .details import FILES, details
+from .notes import parse_notes, write_notes
 from .runs import BoardRun
 
 log = get_logger(__name__)
@@ -43,6 +45,7 @@ PAGES = {
     "plot.css": ("plot.css", "text/css; charset=utf-8"),
     "panels.js": ("panels.js", "text/javascript; charset=utf-8"),
     "plot.js": ("plot.js", "text/javascript; charset=utf-8"),
+    "groups.js": ("groups.js", "text/javascript; charset=utf-8"),
     "scores.js": ("scores.js", "text/javascript; charset=utf-8"),
     "address.js": ("address.js", "text/javascript; charset=utf-8"),
     "board.js": ("board.js", "text/javascript; charset=utf-8"),
@@ -55,6 +58,10 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+
+
+MAX_BODY = 1 << 17
+"""Bytes of a request with notes, at most."""
 
 
 class RefusedRequest(Exception):
@@ -90,8 +97,14 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        self._send(self._answer)
+
+    def do_POST(self) -> None:
+        self._send(self._save)
+
+    def _send(self, answer: Callable[[], tuple[str, bytes]]) -> None:
         try:
-            content_type, body = self._answer()
+            content_type, body = answer()
             code = 200
         except RefusedRequest as refused:
             code, content_type, body = (
@@ -122,7 +135,30 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *values: Any) -> None:
         """Print nothing: a line would contain the token."""
 
-    def _answer(self) -> tuple[str, bytes]:
+    def _save(self) -> tuple[str, bytes]:
+        """Save a run's notes. Only this page sends JSON: a form of another site cannot."""
+        words, _ = self._checked_words()
+        size = self.headers.get("Content-Length", "")
+        if self.headers.get_content_type() != "application/json" or not size.isdecimal():
+            raise RefusedRequest(400, "notes are JSON")
+        if int(size) > MAX_BODY:
+            self.close_connection = True  # the body is not read
+            raise RefusedRequest(413, "the notes are too long")
+        body = self.rfile.read(int(size))
+        match words:
+            case ["api", "notes", id]:
+                run = self._run(id)
+                try:
+                    notes = parse_notes(json.loads(body), "these notes")
+                except ValueError:
+                    raise RefusedRequest(400, "notes are JSON") from None
+                write_notes(run.url, notes)
+                run.notes = notes
+                return _json({"tags": notes.tags, "note": notes.note})
+        raise RefusedRequest(404, "there is no such page")
+
+    def _checked_words(self) -> tuple[list[str], dict[str, list[str]]]:
+        """Return the path below the token and the query of a request that may be answered."""
         host = self.headers.get("Host", "")
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
             raise RefusedRequest(403, "the board answers to this machine's own name alone")
@@ -130,8 +166,10 @@ class Handler(BaseHTTPRequestHandler):
         _, token, *words = [unquote(word) for word in url.path.split("/")] + [""]
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             raise RefusedRequest(403, "open the URL that `trainer board` printed, with its token")
-        words = words[:-1]
-        query = parse_qs(url.query, keep_blank_values=True)
+        return words[:-1], parse_qs(url.query, keep_blank_values=True)
+
+    def _answer(self) -> tuple[str, bytes]:
+        words, query = self._checked_words()
         match words:
             case [name] if name in PAGES:
                 file, content_type = PAGES[name]

@@ -10,7 +10,7 @@
     held-out-….json evaluations.jsonl               held-out rows and their losses
     scores.jsonl recall.jsonl                       scores of checkpoints
     checkpoints/ logs/ profiles/ tensorboard/ board/
-    slurm.sh report.html
+    slurm.sh report.html notes.yaml
 
 Names inside these subfolders belong to the modules that write them.
 """
@@ -49,6 +49,8 @@ EVALUATIONS = "evaluations.jsonl"
 SIGNALS = "signals.jsonl"
 SCORES = "scores.jsonl"
 RECALL = "recall.jsonl"
+NOTES = "notes.yaml"
+"""Tags and a note, which a person writes: by hand, or on the live page."""
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 PROFILES = "profiles"

@@ -17,7 +17,8 @@ Object.assign(page, { tap: "rows of the step", matches, load, click, asked: () =
 const focused = () => runOf(state.focus) || shown()[0] || state.runs[0];
 function matches(run) {
   const [key, value] = state.filter.split("=").map(word => word.trim());
-  if (run.name.toLowerCase().includes(state.filter.toLowerCase())) return true; // a name may have a "=" too
+  const word = state.filter.toLowerCase();
+  if ([run.name, ...run.tags].some(name => name.toLowerCase().includes(word))) return true; // a name may have a "=" too
   const equal = setting => typeof setting === "number" && value && !isNaN(value) ? setting === Number(value) : String(setting).startsWith(value);
   return value !== undefined && Object.entries(state.settings[run.id] || {}).some(([name, setting]) => name.endsWith(key) && equal(setting));
 }
@@ -108,7 +109,8 @@ const text = value => value === undefined ? "–" : typeof value === "object" ? 
 function drawRuns() {
   const keys = state.runs.length > 1 ? differing(state.runs).filter(key => !key.startsWith("mixture.sources")) : [];
   $("count").textContent = `${shown().length} of ${state.runs.length}`;
-  anew($("runs"), () => $("runs").replaceChildren(...state.runs.filter(matches).map(run => {
+  groupChoice();
+  anew($("runs"), () => $("runs").replaceChildren(...grouped(state.runs.filter(matches), run => {
     const done = run.last_step ? Math.min(1, (run.step || 0) / run.last_step) : 0;
     const chips = keys.slice(0, 4).map(key => el("span", { class: "chip", title: key }, `${key.split(".").pop()} ${text(state.settings[run.id]?.[key]).slice(0, 24)}`));
     return el("li", { class: run.id === focused()?.id ? "run focus" : "run" },
@@ -122,7 +124,9 @@ function drawRuns() {
         run.read < 1 && !run.problem ? el("p", { class: "reading" }, `reading its curves: ${percent(run.read)}`) : null,
         run.problem ? el("p", { class: "problem" }, run.problem) : null,
         run.missing.length ? el("button", { class: "more", onclick: () => { state.focus = run.id; state.hidden.delete(run.id); state.tab = "Scores"; changed(); } }, "scores are missing") : null,
-        chips.length ? el("p", { class: "chips" }, ...chips) : null));
+        run.note ? el("p", { class: "said", title: run.note }, run.note.split("\n")[0]) : null,
+        chips.length || run.tags.length ? el("p", { class: "chips" }, ...run.tags.map(tag => el("button", { class: "chip tag", title: "show the runs with this tag",
+          onclick: () => { state.filter = $("filter").value = tag; changed(); } }, tag)), ...chips) : null));
   })));
 }
 
@@ -218,6 +222,7 @@ const TABS = {
     return el("div", {}, card("History", table(["when", "event", "step", ""], events.reverse().map(event => row([new Date(1000 * event.time).toLocaleString(), el("b", {}, event.event), whole(event.step), detail(event)])), "history")),
       card("Files", el("p", { class: "files" }, ...files.map(name => el("a", { href: `file/${run.id}/${name}`, target: "_blank", rel: "noopener" }, name)))));
   },
+  async Notes(run) { return card(`Notes of ${run.name}`, notesForm(run)); },
 };
 
 async function drawView() {
