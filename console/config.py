@@ -10,6 +10,7 @@ standard library, so that models import with torch alone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -52,6 +53,8 @@ __all__ = [
 
 T = TypeVar("T")
 Data = dict[str, Any]
+NO_PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
+"""Environment variable of pydantic."""
 
 
 def load(kind: type[T], file: str | pathlib.Path, overrides: Sequence[str] = ()) -> T:
@@ -110,6 +113,19 @@ def apply_overrides(
     return result
 
 
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Let pydantic skip its search for plugins, which reads the metadata of every package."""
+    previous = os.environ.get(NO_PLUGINS)
+    os.environ[NO_PLUGINS] = "__all__"
+    try:
+        yield
+    finally:
+        os.environ.pop(NO_PLUGINS)
+        if previous is not None:
+            os.environ[NO_PLUGINS] = previous
+
+
 def build(kind: type[T], data: object, *, source: str, lines: Lines | None = None) -> T:
     """Check `data` against `kind` and build it; report all problems at once."""
     import pydantic
@@ -118,7 +134,8 @@ def build(kind: type[T], data: object, *, source: str, lines: Lines | None = Non
         if "__pydantic_config__" not in dataclass.__dict__:
             dataclass.__pydantic_config__ = {"extra": "forbid"}  # pydantic rejects unknown keys
     try:
-        built: T = pydantic.TypeAdapter(kind).validate_python(data)
+        with _without_plugins():
+            built: T = pydantic.TypeAdapter(kind).validate_python(data)
     except pydantic.ValidationError as error:
         invalid = problems(kind, data, error.errors(include_url=False), lines or {})
         raise ConfigError(source, invalid) from None

@@ -18,8 +18,7 @@ from ...console.log import get_logger
 from ...dataplane.storage import remote, storage
 from ..files import standard_input
 from ..files.file_hashes import information
-from ..files.input_file import COMPRESSIONS, File
-from ..files.web import is_web
+from ..files.input_file import COMPRESSIONS, File, is_web
 from ..sources import CORPUS_FORMATS, check_settings, corpus_format, format_of_ending
 from ..sources.format import SourceConfig
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...console.errors import RunError, UserError
 from ...console.signals import sigint_blocked
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 T = TypeVar("T")
 E = TypeVar("E")
@@ -25,6 +25,10 @@ def run_local(
         for task in tasks:
             yield from function(task)
         return
+    import multiprocessing
+    from multiprocessing import resource_tracker
+    from multiprocessing.connection import Connection, wait
+
     context = multiprocessing.get_context("spawn")
     waiting = deque(tasks)
     running: dict[Connection, Any] = {}

@@ -32,7 +32,6 @@ from typing import Any, BinaryIO
 from ...console.log import get_logger
 from ...console.progress import Progress
 from ...dataplane.storage import hub, remote, storage
-from . import web
 from .checksums import (
     BlockChecksums,
     ContentHash,
@@ -41,7 +40,7 @@ from .checksums import (
     hash_content,
     name_content,
 )
-from .input_file import File
+from .input_file import File, is_web
 from .open_file import open_file
 
 log = get_logger(__name__)
@@ -151,8 +150,10 @@ def _raise_changed(names: Sequence[str]) -> None:
 
 def information(name: str) -> dict[str, Any]:
     """Request the attributes of an object or a web file."""
-    if web.is_web(name):
-        return web.information(name)
+    if is_web(name):
+        from .web import request_information  # imports ssl
+
+        return request_information(name)
     return remote.request("read", name, lambda fs, path: dict(fs.info(path)))
 
 

@@ -20,6 +20,11 @@ BLOCK_BYTES = 4 << 20
 """Bytes read, decompressed and tokenized at once."""
 
 
+def is_web(name: str) -> bool:
+    """Return True for the URL of a file on a web server."""
+    return name.startswith(("http://", "https://"))
+
+
 @dataclass(frozen=True)
 class File:
     """A file of a corpus. Ids of build tasks hash these fields, except the last two: do not rename

@@ -11,8 +11,7 @@ from ...console.errors import InputError, file_fault
 from ...console.explain import path_hint
 from ...dataplane.storage import storage
 from .checksums import VerifiedFile
-from .input_file import BLOCK_BYTES, DamagedFile, File
-from .web import WebFile, is_web
+from .input_file import BLOCK_BYTES, DamagedFile, File, is_web
 
 HEAD_BYTES = 10
 """First bytes of a file, which show the compression."""
@@ -32,8 +31,15 @@ def open_file(name: str) -> BinaryIO:
             if isinstance(error, FileNotFoundError):
                 reason, hint = "it does not exist", path_hint(path, "check the path")
             raise InputError(f"cannot read {name}: {reason}", hint=hint) from None
-    stream = WebFile(name) if is_web(name) else RemoteFile(name)
-    return cast(BinaryIO, io.BufferedReader(stream, BLOCK_BYTES))
+    return cast(BinaryIO, io.BufferedReader(_open_remote(name), BLOCK_BYTES))
+
+
+def _open_remote(url: str) -> io.RawIOBase:
+    if not is_web(url):
+        return RemoteFile(url)
+    from .web import WebFile  # imports ssl
+
+    return WebFile(url)
 
 
 def open_input(file: File) -> BinaryIO:

@@ -24,11 +24,7 @@ TIMEOUT = 60.0
 SKIP_BYTES = 1 << 20
 
 
-def is_web(url: str) -> bool:
-    return url.startswith(("http://", "https://"))
-
-
-def information(url: str) -> dict[str, Any]:
+def request_information(url: str) -> dict[str, Any]:
     """Return a file's size, if the server sends it, and headers that identify the version."""
     with WebFile(url) as file:
         file.connect()

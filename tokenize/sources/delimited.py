@@ -13,9 +13,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..files.input_file import BLOCK_BYTES, DamagedFile, File
+from ..files.input_file import BLOCK_BYTES, DamagedFile, File, is_web
 from ..files.open_file import HEAD_BYTES, is_compressed, open_input, read_decompressed, read_full
-from ..files.web import is_web
 from .format import LIMITS, BadRecord, ReadLimits, Slice
 
 OVERRUN_BYTES = BLOCK_BYTES // 4
