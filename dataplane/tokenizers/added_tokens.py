@@ -58,13 +58,18 @@ class AddedTokens:
             decode_token(token["content"]) for token in tokens if token["content"] in words
         )
         names += [spelling for spelling in spellings if spelling]
+        self._normalize = normalize
         if normalize is not None:  # some are searched for in the normalized text
             names += [normalize(name) for name in names]
         self._inexact = _compile(names)
 
-    def need_library(self, *texts: str) -> bool:
-        """Return True if a text, in any of its forms, has a name that only the library finds."""
-        return self._inexact is not None and any(map(self._inexact.search, texts))
+    def need_library(self, text: str) -> bool:
+        """Return True if a text, or its normalized form, has a name that only the library finds."""
+        if self._inexact is None:
+            return False
+        if self._inexact.search(text):
+            return True
+        return self._normalize is not None and bool(self._inexact.search(self._normalize(text)))
 
     def split(self, text: str) -> list[Part]:
         """Split a text at added tokens."""

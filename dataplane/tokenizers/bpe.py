@@ -23,8 +23,9 @@ from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
 from .added_tokens import AddedTokens, Normalize, Part
 from .fast_bpe import BATCH_CHARACTERS, FastBpe, Inexact, convert
-from .library import load_library, read_description
+from .library import load_library, load_word_encoder, read_description
 from .tokenizer import Encoded, SpecialToken, TextError, id_type, spans_from_sizes
+from .word_cache import WordCache, convert_words, replaces_spaces
 
 Ids = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
 PACKAGES = ("tokenizers", "fastokens")
@@ -60,7 +61,7 @@ def load(source: str, config: BpeConfig) -> BpeTokenizer:
 
 
 class BpeTokenizer:
-    """A tokenizer.json, on the fast path (fast_bpe.py) where that gives equal ids."""
+    """A tokenizer.json, on a fast path (fast_bpe.py, word_cache.py) where that gives equal ids."""
 
     def __init__(
         self,
@@ -141,7 +142,8 @@ class BpeTokenizer:
         return self._open(load_library, self._content, self._parse_special)
 
     @cached_property
-    def _fast(self) -> FastBpe | Inexact:
+    def _fast(self) -> FastBpe | WordCache | Inexact:
+        """The fast path, or the reason why there is none."""
         return _try_convert(self._content)
 
     @cached_property
@@ -194,17 +196,18 @@ class BpeTokenizer:
         self._num_characters += sum(map(len, texts))
         if self._num_characters < self._fast_from or isinstance(self._fast, Inexact):
             return self._encode_slowly(texts, first_number)
-        normalize, fast, added = self._normalize, self._fast, self._added_tokens
+        fast, added = self._fast, self._added_tokens
+        normalize = self._normalize if isinstance(fast, FastBpe) else None
         parts: list[Part] = []
         ends: list[int] = []  # parts up to the end of each text
         slow_numbers: list[int] = []
         for number, text in enumerate(texts):
             text_parts = added.split(text)
-            forms = [text]
             if normalize is not None and not text.isascii():
-                forms.append(normalize(text))
                 text_parts = [Part(normalize(part), next_id) for part, next_id in text_parts]
-            if added.need_library(*forms) or any(map(fast.needs_library, forms)):
+            if added.need_library(text) or any(
+                fast.needs_library(part.text) for part in text_parts
+            ):
                 slow_numbers.append(number)
                 text_parts = [Part("", None)]
             parts += text_parts
@@ -218,7 +221,9 @@ class BpeTokenizer:
             pieces[number] = self._encode_slowly([texts[number]], first_number + number)[0]
         return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
-    def _encode_parts(self, fast: FastBpe, parts: Sequence[Part], ends: Sequence[int]) -> Ids:
+    def _encode_parts(
+        self, fast: FastBpe | WordCache, parts: Sequence[Part], ends: Sequence[int]
+    ) -> Ids:
         """Return the ids of texts in parts, and start offsets [texts + 1]. Each part is encoded
         with an end-of-document id, which the added token after the part replaces."""
         end_id = self.info.end_of_document
@@ -303,10 +308,13 @@ class BpeTokenizer:
 
 
 @lru_cache(maxsize=2)
-def _try_convert(content: bytes) -> FastBpe | Inexact:
+def _try_convert(content: bytes) -> FastBpe | WordCache | Inexact:
     """Convert a tokenizer to the fast path, or return the reason why not."""
+    description = read_description(content)
     try:
-        return convert(read_description(content))
+        if replaces_spaces(description):
+            return convert_words(description, load_word_encoder(content))
+        return convert(description)
     except Inexact as reason:
         return reason
 

@@ -7,7 +7,7 @@ Building the library's tokenizer takes a tenth of a second for 32k tokens, and t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +36,20 @@ def load_library(content: bytes, parse_special: bool) -> Any:
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = not parse_special
     return tokenizer
+
+
+def load_word_encoder(content: bytes) -> Callable[[Sequence[str]], list[list[int]]]:
+    """Return a function that encodes words by the library's model alone: without normalizer,
+    pre-tokenizer and added tokens."""
+    from tokenizers import Tokenizer
+
+    bare: Any = Tokenizer(load_library(content, False).model)
+
+    def encode(words: Sequence[str]) -> list[list[int]]:
+        encodings = bare.encode_batch_fast(list(words), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    return encode
 
 
 @lru_cache(maxsize=2)

@@ -1,0 +1,192 @@
+"""BPE in the manner of SentencePiece (Llama 2, Mistral, Gemma) through a cache of words.
+
+These tokenizers do not split a text into words: spaces become the letter `▁`, and merges could join
+anything. But few merges join across the place before a space, or beside a line feed. Where no merge
+has two characters side by side, a text can be cut between them: merges on both sides do not depend
+on each other. Every distinct word is encoded once by the `tokenizers` library itself, so unknown
+characters and byte fallback are the library's. Cutting, comparing and joining are vectorized.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .fast_bpe import Inexact
+from .tokenizer import id_type
+
+SPACE = "\u2581"
+"""The letter that stands for a space."""
+MAX_WORDS = 1 << 19
+"""Cached words: about 100 MB."""
+MAX_WORD_CHARACTERS = 4 << 20
+"""Longer words take the library more than 512 MiB of memory."""
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+WORD_END = re.compile("[ \n]")
+
+Prefix = Literal["always", "if missing", "never"]
+"""When a space is put before a text: `if missing` leaves out texts that begin with a space."""
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+class WordCache:
+    """Encodes texts by their words."""
+
+    def __init__(
+        self,
+        encode_words: Encode,
+        dtype: npt.DTypeLike,
+        *,
+        cuts: npt.NDArray[np.bool_],
+        prefix: Prefix,
+        splittable: bool,
+    ) -> None:
+        """`cuts`: [256, 256] True where a text is cut between two bytes."""
+        self.splittable = splittable
+        self._encode_words, self._cuts, self._prefix = encode_words, cuts, prefix
+        self._clear(np.dtype(dtype))
+
+    def _clear(self, dtype: np.dtype[Any]) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._ids = np.zeros(1, dtype)
+        """Ids of all words; the first one ends a text."""
+        self._starts = np.array([0, 1], np.int64)
+        """[words + 1] Offsets in `_ids`."""
+
+    def needs_library(self, text: str) -> bool:
+        """Return True for a text with a word that is too long."""
+        return len(text) > MAX_WORD_CHARACTERS and any(
+            len(word) > MAX_WORD_CHARACTERS for word in WORD_END.split(text)
+        )
+
+    def encode(
+        self, texts: Sequence[str], end_id: int
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return the ids of all texts, with `end_id` after every text, and end offsets [texts]."""
+        if len(self._numbers) > MAX_WORDS:
+            self._clear(self._ids.dtype)
+        self._ids[0] = end_id
+        encoded = [self._normalize(text).encode() for text in texts]
+        data = b"".join(encoded)
+        text_ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        starts = self._find_word_starts(data, text_ends)
+        numbers = self._number_words(data, starts)
+        words_before = np.searchsorted(starts, text_ends)
+        numbers = np.insert(numbers, words_before, 0)  # the word 0 ends a text
+        lengths = np.diff(self._starts)[numbers]
+        ends = np.cumsum(lengths)
+        total = int(ends[-1]) if len(ends) else 0
+        sources = np.repeat(self._starts[numbers] - (ends - lengths), lengths) + np.arange(total)
+        return self._ids[sources], ends[words_before + np.arange(len(texts))]
+
+    def _normalize(self, text: str) -> str:
+        text = text.replace(SPACE, " ")
+        if not text or self._prefix == "never" or (self._prefix != "always" and text[0] == " "):
+            return text
+        return " " + text
+
+    def _find_word_starts(self, data: bytes, text_ends: npt.NDArray[np.int64]) -> Any:
+        """Return the offsets of words; each text begins with one."""
+        octets = np.frombuffer(data, np.uint8)
+        is_end = (octets == ord(" ")) | (octets == ord("\n"))
+        candidates = np.flatnonzero(is_end[1:] | (octets[:-1] == ord("\n"))) + 1
+        is_start = np.zeros(len(data) + 1, bool)
+        is_start[candidates] = self._cuts[octets[candidates - 1], octets[candidates]]
+        is_start[0] = True
+        is_start[text_ends] = True
+        return np.flatnonzero(is_start[:-1])
+
+    def _number_words(self, data: bytes, starts: npt.NDArray[np.int64]) -> Any:
+        """Return the number of each word; encode words that are not cached."""
+        import pyarrow as pa
+
+        if not len(starts):
+            return starts
+        offsets = np.append(starts, len(data)).astype(np.int32)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        words = pa.Array.from_buffers(pa.binary(), len(starts), buffers).dictionary_encode()
+        distinct: list[bytes] = words.dictionary.to_pylist()
+        missing = [word for word in distinct if word not in self._numbers]
+        if missing:
+            self._add(missing)
+        numbers = np.array([self._numbers[word] for word in distinct], np.int64)
+        return numbers[np.frombuffer(words.indices.buffers()[1], np.int32)[: len(starts)]]
+
+    def _add(self, words: Sequence[bytes]) -> None:
+        encoded = self._encode_words([word.decode().replace(" ", SPACE) for word in words])
+        first = len(self._starts) - 1
+        self._numbers |= {word: number for number, word in enumerate(words, start=first)}
+        ends = self._starts[-1] + np.cumsum([len(ids) for ids in encoded], dtype=np.int64)
+        self._starts = np.concatenate([self._starts, ends])
+        new_ids = np.array([id for ids in encoded for id in ids], self._ids.dtype)
+        self._ids = np.concatenate([self._ids, new_ids])
+
+
+def replaces_spaces(tokenizer: Mapping[str, Any]) -> bool:
+    """Return True for a tokenizer in the manner of SentencePiece."""
+    steps = [tokenizer["normalizer"] or {}, tokenizer["pre_tokenizer"] or {}]
+    steps += [step for parent in steps for step in parent.get("normalizers", ())]
+    return any(SPACE in (step.get("content"), step.get("replacement")) for step in steps)
+
+
+def convert_words(tokenizer: Mapping[str, Any], encode_words: Encode) -> WordCache:
+    """Convert a tokenizer, from JSON content; raise Inexact if ids may differ."""
+    model = tokenizer["model"]
+    if model["type"] != "BPE":
+        raise Inexact(f"its model is {model['type']}, not BPE")
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"):
+        if model.get(key):
+            raise Inexact(f"its model sets {key}")
+    vocabulary = model["vocab"]
+    for letter in (SPACE, "\n"):
+        codes = [f"<0x{byte:02X}>" for byte in letter.encode()]
+        has_bytes = bool(model.get("byte_fallback")) and vocabulary.keys() >= set(codes)
+        if letter not in vocabulary and not has_bytes:
+            raise Inexact(f"it has no token for {letter!r}")
+    prefix, splits, splittable = _read_spaces(tokenizer)
+    cuts = _find_cuts(model["merges"])
+    cuts[:, ord(" ")] |= splits
+    size = 1 + max(*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"]), 0)
+    return WordCache(encode_words, id_type(size), cuts=cuts, prefix=prefix, splittable=splittable)
+
+
+def _read_spaces(tokenizer: Mapping[str, Any]) -> tuple[Prefix, bool, bool]:
+    """Return when a space is put before a text; True if texts are split before every space; and
+    True if a part of a text gets a space as a text does."""
+    steps = tokenizer["normalizer"] or {"type": "Sequence", "normalizers": []}
+    steps = steps.get("normalizers", [steps])
+    step = tokenizer["pre_tokenizer"]
+    if step is not None and step["type"] == "Metaspace":
+        if steps or step["replacement"] != SPACE:
+            raise Inexact("it normalizes texts before it replaces spaces")
+        scheme = step["prepend_scheme"]
+        return ("never" if scheme == "never" else "if missing"), step["split"], scheme != "first"
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prepend = {"type": "Prepend", "prepend": SPACE}
+    if steps not in ([replace], [prepend, replace]):
+        raise Inexact("its normalizer is not supported")
+    # Gemma splits at spaces, of which the normalizer leaves none.
+    if step is not None and (step["type"], step.get("pattern")) != ("Split", {"String": " "}):
+        raise Inexact("its pre-tokenizer is not supported")
+    return ("always" if len(steps) == 2 else "never"), False, True
+
+
+def _find_cuts(merges: Sequence[Any]) -> npt.NDArray[np.bool_]:
+    """Return the pairs of bytes [256, 256] between which no merge joins. One of them is a space or
+    a line feed, so the place lies between two characters."""
+    space, feed = ord(" "), ord("\n")
+    cuts = np.zeros((256, 256), bool)
+    cuts[:, space] = cuts[:, feed] = cuts[feed, :] = True
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    if any(BYTE_TOKEN.fullmatch(half) for pair in pairs for half in pair):
+        raise Inexact("its merges join tokens of bytes")
+    for first, second in pairs:
+        # A union is produced by merges of its parts, so the place where it is joined is enough.
+        before, after = first[-1].replace(SPACE, " "), second[0].replace(SPACE, " ")
+        if after in " \n" or before == "\n":
+            cuts[before.encode()[-1], after.encode()[0]] = False
+    return cuts
