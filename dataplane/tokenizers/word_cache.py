@@ -1,10 +1,12 @@
 """BPE in the manner of SentencePiece (Llama 2, Mistral, Gemma) through a cache of words.
 
 These tokenizers do not split a text into words: spaces become the letter `▁`, and merges could join
-anything. But few merges join across the place before a space, or beside a line feed. Where no merge
-has two characters side by side, a text can be cut between them: merges on both sides do not depend
-on each other. Every distinct word is encoded once by the `tokenizers` library itself, so unknown
-characters and byte fallback are the library's. Cutting, comparing and joining are vectorized.
+anything. But most pairs of characters stand side by side in no token, above all those of a letter
+and a space. A text can be cut between them: merges on both sides do not depend on each other. Every
+distinct word is encoded once by the `tokenizers` library itself, so unknown characters and byte
+fallback are the library's. Cutting, comparing and joining are vectorized.
+
+Characters are compared by their bytes at the cut, so that a table of 256 × 256 pairs is enough.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from .tokenizer import id_type
 
 SPACE = "\u2581"
 """The letter that stands for a space."""
-MAX_WORDS = 1 << 19
-"""Cached words: about 100 MB."""
+MAX_WORDS = 1 << 20
+"""Cached words: about 200 MB."""
 MAX_WORD_CHARACTERS = 4 << 20
 """Longer words take the library more than 512 MiB of memory."""
-BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
+CONTINUATION = slice(0x80, 0xC0)
+"""Bytes within a character."""
 WORD_END = re.compile("[ \n]")
 
 Prefix = Literal["always", "if missing", "never"]
@@ -92,10 +96,9 @@ class WordCache:
     def _find_word_starts(self, data: bytes, text_ends: npt.NDArray[np.int64]) -> Any:
         """Return the offsets of words; each text begins with one."""
         octets = np.frombuffer(data, np.uint8)
-        is_end = (octets == ord(" ")) | (octets == ord("\n"))
-        candidates = np.flatnonzero(is_end[1:] | (octets[:-1] == ord("\n"))) + 1
         is_start = np.zeros(len(data) + 1, bool)
-        is_start[candidates] = self._cuts[octets[candidates - 1], octets[candidates]]
+        pairs = (octets[:-1].astype(np.uint16) << 8) | octets[1:]
+        np.take(self._cuts.reshape(-1), pairs, out=is_start[1 : len(data)], mode="clip")
         is_start[0] = True
         is_start[text_ends] = True
         return np.flatnonzero(is_start[:-1])
@@ -142,13 +145,13 @@ def convert_words(tokenizer: Mapping[str, Any], encode_words: Encode) -> WordCac
         if model.get(key):
             raise Inexact(f"its model sets {key}")
     vocabulary = model["vocab"]
-    for letter in (SPACE, "\n"):
-        codes = [f"<0x{byte:02X}>" for byte in letter.encode()]
-        has_bytes = bool(model.get("byte_fallback")) and vocabulary.keys() >= set(codes)
-        if letter not in vocabulary and not has_bytes:
-            raise Inexact(f"it has no token for {letter!r}")
     prefix, splits, splittable = _read_spaces(tokenizer)
     cuts = _find_cuts(model["merges"])
+    if not (model.get("byte_fallback") and vocabulary.keys() >= set(BYTE_TOKENS)):
+        # Unknown characters side by side may become one token.
+        letters = [SPACE if byte == ord(" ") else chr(byte) for byte in range(128)]
+        is_known = np.array([letter in vocabulary for letter in letters] + 128 * [False])
+        cuts &= is_known[:, None] | is_known
     cuts[:, ord(" ")] |= splits
     size = 1 + max(*vocabulary.values(), *(token["id"] for token in tokenizer["added_tokens"]), 0)
     return WordCache(encode_words, id_type(size), cuts=cuts, prefix=prefix, splittable=splittable)
@@ -176,17 +179,14 @@ def _read_spaces(tokenizer: Mapping[str, Any]) -> tuple[Prefix, bool, bool]:
 
 
 def _find_cuts(merges: Sequence[Any]) -> npt.NDArray[np.bool_]:
-    """Return the pairs of bytes [256, 256] between which no merge joins. One of them is a space or
-    a line feed, so the place lies between two characters."""
-    space, feed = ord(" "), ord("\n")
-    cuts = np.zeros((256, 256), bool)
-    cuts[:, space] = cuts[:, feed] = cuts[feed, :] = True
+    """Return the pairs of bytes [256, 256] that lie between two characters which no merge joins."""
+    cuts = np.ones((256, 256), bool)
+    cuts[:, CONTINUATION] = False
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    if any(BYTE_TOKEN.fullmatch(half) for pair in pairs for half in pair):
+    if not {half for pair in pairs for half in pair}.isdisjoint(BYTE_TOKENS):
         raise Inexact("its merges join tokens of bytes")
-    for first, second in pairs:
-        # A union is produced by merges of its parts, so the place where it is joined is enough.
-        before, after = first[-1].replace(SPACE, " "), second[0].replace(SPACE, " ")
-        if after in " \n" or before == "\n":
-            cuts[before.encode()[-1], after.encode()[0]] = False
+    # A union is produced by merges of its parts, so the place where it is joined is enough.
+    for before, after in {(first[-1], second[0]) for first, second in pairs}:
+        last, first = before.replace(SPACE, " ").encode()[-1], after.replace(SPACE, " ").encode()[0]
+        cuts[last, first] = False
     return cuts

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers as pre
 from headrace.dataplane.tokenizers import fast_bpe
 from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
 from headrace.dataplane.tokenizers.fast_bpe import Inexact, convert
-from headrace.dataplane.tokenizers.patterns import LLAMA3, QWEN2
+from headrace.dataplane.tokenizers.patterns import LLAMA3, O200K, QWEN2
 
 END = "<|endoftext|>"
 GPT2 = "the pattern of GPT-2"
@@ -99,7 +99,7 @@ def every_pair(tokenizer: Tokenizer) -> Tokenizer:
 STYLES = {
     "every pair": lambda: every_pair(train(LLAMA3)),
     "gpt2": lambda: train(GPT2),
-    "llama3": lambda: train(LLAMA3),
+    "o200k": lambda: train(O200K),
     "qwen2": lambda: train(QWEN2, normalizer=normalizers.NFC()),
 }
 
@@ -158,25 +158,6 @@ def with_added(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def sentencepiece() -> Tokenizer:
-    """Like Llama 2's: spaces are letters, and unknown characters fall back to bytes."""
-    data = json.loads(train(GPT2, vocab_size=400).to_str())
-    vocabulary = {END: 0, "<unk>": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}}
-    letters = ["\u2581", *"abcdefghilmnorstuwx", "\u2581t", "he", "\u2581the"]
-    vocabulary |= {letter: 258 + k for k, letter in enumerate(letters)}
-    data["model"].update(vocab=vocabulary, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
-    data["model"]["merges"] = [["\u2581", "t"], ["h", "e"], ["\u2581t", "he"]]
-    data["normalizer"] = {
-        "type": "Sequence",
-        "normalizers": [
-            {"type": "Prepend", "prepend": "\u2581"},
-            {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-        ],
-    }
-    data.update(pre_tokenizer=None, decoder=None)
-    return Tokenizer.from_str(json.dumps(data))
-
-
 def digits() -> Tokenizer:
     """Single digits, as in several code models."""
     tokenizer = train(GPT2)
@@ -191,7 +172,6 @@ ODD = {
     "added tokens, GPT-2": lambda: with_added(train(GPT2)),
     "digits": digits,
     "prefix space": lambda: _prefixed(train(GPT2)),
-    "sentencepiece": sentencepiece,
 }
 
 
@@ -293,6 +273,26 @@ def test_special_tokens_in_a_text_are_text_by_default() -> None:
     assert parsed.tokens.tolist().count(end) == 2
     reference = tokenizer.encode(f"a{END}b", add_special_tokens=False).ids
     assert parsed.tokens.tolist() == [*reference, end]
+
+
+@pytest.mark.parametrize("pattern", [QWEN2, O200K], ids=["qwen2", "o200k"])
+def test_added_tokens_in_a_text_keep_the_fast_path(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the library encoded the whole text."""
+    tokenizer = train(pattern, normalizer=normalizers.NFC(), vocab_size=600)
+    names = ["<think>", "</think>", "<t", "think>x", "  "]
+    tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in names])
+    made = brought(tokenizer, parse_special=True)
+    monkeypatch.setattr(made, "_encode_slowly", None)
+    rng = random.Random(0)
+    pieces = [*names, END, "thin", "<", " ", "x", "e\u0301", "\u0338", "1", "a b"]
+    texts = ["".join(rng.choices(pieces, k=rng.randrange(12))) for _ in range(500)]
+    same(made, tokenizer, texts)
+    plain, reference = brought(tokenizer), Tokenizer.from_str(tokenizer.to_str())
+    reference.encode_special_tokens = True
+    monkeypatch.setattr(plain, "_encode_slowly", None)
+    same(plain, reference, texts)
 
 
 def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
