@@ -59,7 +59,7 @@ class BlockChecksums:
         numbers = self.line_feeds[NUMBER_BYTES * first : NUMBER_BYTES * stop]
         if first_rest or stop_rest or len(numbers) < NUMBER_BYTES * (stop - first):
             return None
-        return sum(struct.unpack(f"<{stop - first}I", numbers))
+        return int(sum(struct.unpack(f"<{stop - first}I", numbers)))
 
 
 @dataclass(frozen=True)

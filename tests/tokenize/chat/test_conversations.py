@@ -114,10 +114,11 @@ CONTENT = LETTERS.filter(lambda text: "\0" not in text)
 def test_ids_and_mask_are_those_of_transformers(
     kind: str, template: str, tokenizers: dict[str, BpeTokenizer], batch: list[Any]
 ) -> None:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     ours, source = tokenizers[kind], source_of(template)
-    library = type(ours.tokenizer).from_str(ours.tokenizer.to_str())
+    library = Tokenizer.from_str(ours.library_file().decode())
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=library, bos_token="<|begin_of_text|>", eos_token=SPECIAL[0]
     )
