@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from .exposure.cli import find
 from .proof.cli import prove, verify
 from .search.cli import search
 from .steering.cli import steer
+
+if TYPE_CHECKING:
+    from .audit.auditor import Auditor
 
 MAX_SHARES = 20
 """Documents listed with their shares of a step's loss."""
@@ -254,12 +257,11 @@ def audit(
 
     More: docs/mixtures.md, section Audit
     """
-    from .audit.audit_rows import AuditedRow
+    from ..console.errors import StorageError
     from .audit.auditor import Auditor
     from .audit.decisions import audit_decisions
     from .audit.export import export_rows
-    from .audit.recorded_losses import add_losses, find_recorded, list_shares
-    from .audit.recorded_step import describe_recorded_step
+    from .audit.planned_rows import plan_rows
     from .planning.open_plan import open_plan
 
     if (rows is not None) + (step is not None) + decisions != 1:
@@ -270,7 +272,6 @@ def audit(
         for decision in audit_decisions(opened):
             click.echo(decision.format_json() if as_json else decision.format_text())
         return
-    audited: Iterable[AuditedRow]
     auditor = Auditor(opened, text=text)
     if out is not None:
         if span is None or text:
@@ -278,6 +279,25 @@ def audit(
         count = export_rows(auditor.reader, auditor.check_rows(span), Path(out))
         command.say(f"wrote {out}: {count:,} pieces of documents in {len(span):,} rows")
         return
+    try:
+        _print_rows(auditor, span, step, as_json)
+    except StorageError:
+        if span is None:
+            span = auditor.find_rows(step or 0)
+        command.say("the data of these rows cannot be read; by the plan alone:")
+        for planned in plan_rows(opened.stream, auditor.check_rows(span)):
+            click.echo(planned.format_json() if as_json else planned.format_text())
+        raise
+
+
+def _print_rows(auditor: Auditor, span: range | None, step: int | None, as_json: bool) -> None:
+    """Print a step's rows, with what the run has recorded, or a range of rows."""
+    from .audit.audit_rows import AuditedRow
+    from .audit.recorded_losses import add_losses, find_recorded, list_shares
+    from .audit.recorded_step import describe_recorded_step
+
+    opened = auditor.opened
+    audited: Iterable[AuditedRow]
     if step is not None:
         audited, proved = auditor.step(step)
         if proved and opened.run is not None:

@@ -89,6 +89,11 @@ class Auditor:
             )
         return audited, True
 
+    def find_rows(self, step: int) -> range:
+        """Return the rows of a step."""
+        planned = self._planned_step(step)
+        return range(planned.first_row, planned.end_row)
+
     def has_taken(self, number: int) -> bool:
         """Tell, from the ledger, whether the run has taken this step."""
         return self._planned_step(number).first_row < (self._rows_taken or 0)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
+from support.data.plan_data import write_taken_run
 from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
@@ -21,6 +24,7 @@ from headrace.dataplane.storage import storage
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.mixtures.audit.auditor import Auditor
 from headrace.mixtures.audit.export import export_rows
+from headrace.mixtures.cli import main
 from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
 
 DOCUMENTS = {"web": random_documents(1, 120), "code": random_documents(2, 90, longest=40)}
@@ -262,3 +266,22 @@ def test_text_shows_what_is_not_learnt(tmp_path):
         assert f"| {row.bracketed}" in row.format_text()
         assert re.sub("⟦(0.1:)?|⟧", "", row.bracketed) == row.text
         assert "çd⟦0.1:ef⟧gh⟦<|endoftext|>ab⟧" in row.bracketed
+
+
+def test_rows_without_their_data_are_told_by_the_plan(tmp_path: Path) -> None:
+    write_dataset(str(tmp_path / "web"), random_documents(1, 90))
+    phase = {"tokens": 512, "seq_len": 32, "batch": 64, "weights": {"web": 1}}
+    spec = {"sources": {"web": {"data": str(tmp_path / "web")}}, "phases": {"one": phase}}
+    run = write_taken_run(tmp_path / "run", plan_of(spec), 8)
+    words = ["audit", str(run), "--rows", "6:9", "--json"]
+    whole = [json.loads(line) for line in CliRunner().invoke(main, words).stdout.splitlines()]
+    shutil.rmtree(tmp_path / "web")
+    lost = CliRunner().invoke(main, words)
+    assert lost.exit_code == 1 and "no dataset at" in lost.stderr
+    rows = [json.loads(line) for line in lost.stdout.splitlines()]
+    assert [(row["row"], row["source"], row["epoch"]) for row in rows] == [
+        (row["row"], row["source"], row["epoch"]) for row in whole
+    ]
+    assert all(sum(end - start for start, end in row["spans"]) == 32 for row in rows)
+    step = CliRunner().invoke(main, ["audit", str(run), "--step", "3"])
+    assert step.exit_code == 1 and "row 6 (step 3, phase one): source web, epoch 0" in step.stdout
