@@ -18,6 +18,10 @@ from ...trainer.layout.cuts import Cuts
 from .linear import ROUNDING, min_backward, min_seconds, min_seconds_over_limits, workspace_limits
 from .problem import Flags, Integers, LayerKind, Numbers, Problem
 
+MAX_LIMITS = 12
+"""Workspace limits that bounds of ranges try one by one. More are tried in groups, by the choices
+of the largest limit within the budget of the smallest."""
+
 
 def quick_bound(problem: Problem) -> float:
     """Return a lower bound on the step in one pass over the kinds; infinite if nothing fits.
@@ -193,15 +197,17 @@ class Bounds:
     def _backward(self, stage: int, in_flight: int) -> Numbers:
         """[rows]: minimum seconds of the layers' backward passes within the budget."""
         problem, budget = self.problem, self.layer_budget(stage)
-        largest, *smaller = reversed(self.workspace_limits(stage))
-        seconds = min_backward(problem, self.counts, in_flight, budget - largest, largest)
-        for workspace in smaller:
+        limits = self.workspace_limits(stage)
+        size = -(-len(limits) // MAX_LIMITS)
+        ranges = [limits[first : first + size] for first in range(0, len(limits), size)]
+        seconds = np.full(len(self.counts), np.inf)
+        for smallest, *_, largest in ([r[0], *r] for r in reversed(ranges)):
             # Where the fastest choices fit within a larger limit, no smaller limit is better.
             [slower] = np.nonzero(seconds > self.fastest_backward)
             if not len(slower):
                 break
             limited = min_backward(
-                problem, self.counts[slower], in_flight, budget[slower] - workspace, workspace
+                problem, self.counts[slower], in_flight, budget[slower] - smallest, largest
             )
             seconds[slower] = np.minimum(seconds[slower], limited)
         return seconds

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
+from ...trainer.layout.cuts import Cuts
 from .knapsack import FrontierCache
 from .problem import Problem, Solution
 from .solve import solve
@@ -69,17 +70,19 @@ def fit(
     """Smallest reserve with a solution that fits, or with none."""
     num_tries = num_changes = 0
     cache: FrontierCache = {}
+    start: Cuts | None = None
     improved = bool(guess)
     """True if the reserve was reduced after a solution that fits."""
     while num_tries < TRIES and num_changes < CHANGES:
         limit = ceiling if best is None else best.solution.price
-        solution = solve(replace(problem, reserved=reserved), limit, cache)
+        solution = solve(replace(problem, reserved=reserved), limit, cache, start)
         next_reserved = reserved
         if solution is None:
             if insufficient is None and max(reserved) <= 0.0:
                 return best
             insufficient, sufficient = insufficient or no_reserve, reserved
         else:
+            start = solution.cuts
             timelines = measure(solution)
             if timelines is None:
                 problem, num_changes = build_problem(), num_changes + 1

@@ -11,12 +11,11 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 
 from ...trainer.layout.cuts import Cuts, even_cuts
 from .linear import LayerGroups, min_seconds, min_seconds_over_limits, workspace_limits
-from .problem import Choice, Problem
+from .problem import Problem
 
 Counts = tuple[tuple[int, ...], ...]
 """Number of layers by chunk of a stage, and kind."""
@@ -29,17 +28,42 @@ class Stages:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self._prefix: list[list[int]] = problem.counts.tolist()
+        self._ends = [
+            [
+                (in_flight, end)
+                for chunk, in_flight in zip(
+                    problem.stage_chunks(stage), problem.in_flight(stage), strict=True
+                )
+                for end in problem.end_costs(chunk)
+            ]
+            for stage in range(problem.stages)
+        ]
+        """Fixed costs of every stage, with their micro-batches in flight."""
+        self._counts: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._fixed: dict[tuple[int, Counts], float] = {}
         self._seconds: dict[tuple[int, Counts], float] = {}
         self._bytes: dict[tuple[int, Counts], float] = {}
 
     def counts(self, first: int, end: int) -> tuple[int, ...]:
-        before, after = self.prefix[first], self.prefix[end]
-        return tuple(b - a for a, b in zip(before, after, strict=True))
+        """Return the number of layers by kind in a range."""
+        key = first, end
+        if key not in self._counts:
+            before, after = self._prefix[first], self._prefix[end]
+            self._counts[key] = tuple(b - a for a, b in zip(before, after, strict=True))
+        return self._counts[key]
 
-    @cached_property
-    def prefix(self) -> list[list[int]]:
-        prefix: list[list[int]] = self.problem.counts.tolist()
-        return prefix
+    def fixed_seconds(self, stage: int, counts: Counts) -> float:
+        """Return the seconds of a stage's passes that no choice changes."""
+        key = stage, counts
+        if key not in self._fixed:
+            kinds, ends = self.problem.kinds, self._ends[stage]
+            self._fixed[key] = sum(
+                n * kind.forward
+                for by_kind in counts
+                for n, kind in zip(by_kind, kinds, strict=True)
+            ) + sum(end.forward + end.backward for _, end in ends)
+        return self._fixed[key]
 
     def seconds(self, stage: int, counts: Counts, enough: float = -math.inf) -> float:
         """Return a lower bound on a stage's backward seconds, infinite if nothing fits.
@@ -73,69 +97,31 @@ class Stages:
             )
         return self._bytes[key]
 
-    def bytes_by_part(self, stage: int, counts: Counts) -> dict[str, float]:
-        """Return a stage's minimum bytes by part: state, activations, working set."""
-        problem, size = self.problem, self.bytes(stage, counts)
-        budget, min_workspace = self._layer_budget(stage, counts)
-        layers = self._layer_groups(stage, counts)
-        for workspace in self._limits(layers, min_workspace):
-            chosen = [
-                (n, in_flight, self._smallest(kind, in_flight, workspace))
-                for kind, n, in_flight in layers
-            ]
-            if any(choice is None for _, _, choice in chosen):
-                continue
-            activations = sum(
-                n * in_flight * c.activations for n, in_flight, c in chosen if c is not None
-            )
-            state = sum(n * c.state for n, _, c in chosen if c is not None)
-            if math.isclose(problem.budget - budget + state + activations + workspace, size):
-                break
-        ends = [
-            in_flight * end.activations
-            for chunk, in_flight in zip(
-                problem.stage_chunks(stage), problem.in_flight(stage), strict=True
-            )
-            for end in problem.end_costs(chunk)
-        ]
-        activations += sum(ends)
-        return {
-            "state": size - activations - workspace,
-            "activations": activations,
-            "working": workspace,
-        }
-
     def _limits(self, groups: LayerGroups, lower_limit: float) -> list[float]:
         return workspace_limits(self.problem, {kind for kind, *_ in groups}, lower_limit)
 
-    def _smallest(self, kind: int, in_flight: int, workspace: float) -> Choice | None:
-        """Return the smallest choice within a workspace limit; None without one."""
-        choices = [c for c in self.problem.kinds[kind].choices if c.workspace <= workspace]
-        return min(choices, key=lambda c: c.state + in_flight * c.activations, default=None)
-
     def _min_bytes(self, kind: int, in_flight: int, workspace: float) -> float:
-        choice = self._smallest(kind, in_flight, workspace)
-        return math.inf if choice is None else choice.state + in_flight * choice.activations
+        """Return the bytes of the smallest choice within a workspace limit."""
+        choices = self.problem.kinds[kind].choices
+        sizes = (c.state + in_flight * c.activations for c in choices if c.workspace <= workspace)
+        return min(sizes, default=math.inf)
 
     def _layer_groups(self, stage: int, counts: Counts) -> list[tuple[int, int, int]]:
-        in_flight = self.problem.in_flight(stage)
-        return [
-            (kind, count, n)
-            for n, by_kind in zip(in_flight, counts, strict=True)
-            for kind, count in enumerate(by_kind)
-            if count
-        ]
+        """Return the layers by kind and micro-batches in flight."""
+        groups: dict[tuple[int, int], int] = {}
+        for n, by_kind in zip(self.problem.in_flight(stage), counts, strict=True):
+            for kind, count in enumerate(by_kind):
+                if count:
+                    groups[kind, n] = groups.get((kind, n), 0) + count
+        return [(kind, count, n) for (kind, n), count in groups.items()]
 
     def _layer_budget(self, stage: int, counts: Counts) -> tuple[float, float]:
         """Return the bytes left for layers and workspace, and the minimum workspace."""
         problem = self.problem
         budget, min_workspace = problem.stage_budget(stage), 0.0
-        for chunk, in_flight in zip(
-            problem.stage_chunks(stage), problem.in_flight(stage), strict=True
-        ):
-            for end in problem.end_costs(chunk):
-                budget -= end.state + in_flight * end.activations
-                min_workspace = max(min_workspace, end.workspace)
+        for in_flight, end in self._ends[stage]:
+            budget -= end.state + in_flight * end.activations
+            min_workspace = max(min_workspace, end.workspace)
         called_modules = {
             problem.kinds[kind].module
             for by_kind in counts
@@ -188,28 +174,19 @@ class DivisionBound:
         return bound
 
     def _bound(self, cuts: Cuts, ceiling: float) -> float:
-        problem, m = self.problem, self.problem.micro_batches
-        ranges = problem.ranges(cuts)
+        stages, m, p = self.stages, self.problem.micro_batches, self.problem.stages
+        ranges = self.problem.ranges(cuts)
         bound = before = 0.0
-        for stage in range(problem.stages):
-            chunk_ranges = [ranges[chunk] for chunk in problem.stage_chunks(stage)]
-            counts = tuple(self.stages.counts(first, end) for first, end in chunk_ranges)
-            seconds = 0.0
-            for by_kind in counts:
-                seconds += sum(
-                    n * kind.forward for n, kind in zip(by_kind, problem.kinds, strict=True)
-                )
-            for chunk in problem.stage_chunks(stage):
-                seconds += sum(
-                    end_part.forward + end_part.backward for end_part in problem.end_costs(chunk)
-                )
+        for stage in range(p):
+            counts = tuple(stages.counts(first, end) for first, end in ranges[stage::p])
+            seconds = stages.fixed_seconds(stage, counts)
             hidden = (bound - before) / m - seconds  # such a stage is not the slowest
-            seconds += self.stages.seconds(stage, counts, hidden)
+            seconds += stages.seconds(stage, counts, hidden)
             bound = max(bound, before + m * seconds)
             if bound >= ceiling:
                 return bound
             first, end = ranges[stage]
-            before += self.sums[end] - self.sums[first] + 2 * problem.message
+            before += self.sums[end] - self.sums[first] + 2 * self.problem.message
         return bound
 
 

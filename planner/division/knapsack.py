@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from .frontier import EMPTY, Frontier, join_frontiers, layer_frontier
-from .linear import ROUNDING, min_seconds, workspace_limits
+from .linear import ROUNDING, order_limits, workspace_limits
 from .problem import Problem, StagePlan
 
 EXACT_LAYERS = 12
@@ -43,9 +43,8 @@ class Tie(Enum):
 
 
 class Item(NamedTuple):
-    """Identical layers of a chunk."""
+    """Identical layers, in chunks with equally many micro-batches in flight."""
 
-    chunk: int
     kind: int
     in_flight: int
     layers: int
@@ -80,6 +79,10 @@ class Knapsack:
         """Choices without names, by kind."""
         self.canonical_kinds = [self.choices.index(choices) for choices in self.choices]
         """First kind with the same choices, by kind: calls to different shared blocks are equal."""
+        self._fastest_first = [
+            sorted(range(len(kind.choices)), key=[c.backward for c in kind.choices].__getitem__)
+            for kind in problem.kinds
+        ]
         self._prefix: list[list[int]] = problem.counts.tolist()
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
         self._paths: dict[tuple[int, int, float], list[tuple[float, float, int]]] = {}
@@ -119,16 +122,16 @@ class Knapsack:
             for n, chunk_ends in zip(in_flight, ends, strict=True)
             for end in chunk_ends
         )
-        counts_by_choices: dict[tuple[int, int], int] = {}
-        for chunk, by_kind in enumerate(counts):
+        layers_by_item: dict[tuple[int, int], int] = {}
+        for n, by_kind in zip(in_flight, counts, strict=True):
             for kind, count in enumerate(by_kind):
                 if count:
-                    key = chunk, self.canonical_kinds[kind]
-                    counts_by_choices[key] = counts_by_choices.get(key, 0) + count
+                    key = n, self.canonical_kinds[kind]
+                    layers_by_item[key] = layers_by_item.get(key, 0) + count
         favour = 0.0 if tie is None else tie.value
         items = [
-            Item(chunk, kind, in_flight[chunk], n, 1.0 + favour * (chunk == 0))
-            for (chunk, kind), n in counts_by_choices.items()
+            Item(kind, n, count, 1.0 + favour * (n == in_flight[0]))
+            for (n, kind), count in layers_by_item.items()
         ]
         min_workspace = max((end.workspace for end in fixed), default=0.0)
         budget = problem.stage_budget(stage) - size
@@ -138,19 +141,19 @@ class Knapsack:
         forward = [sum(end.forward for end in chunk_ends) for chunk_ends in ends]
         backward = [sum(end.backward for end in chunk_ends) for chunk_ends in ends]
         unassigned = {
-            (item.chunk, item.kind): numbers
+            (item.in_flight, item.kind): numbers
             for item, numbers in zip(items, selection.counts, strict=True)
         }
         split = [[(0,) * len(kind.choices) for kind in problem.kinds] for _ in chunks]
-        for chunk, by_kind in enumerate(counts):
-            for kind, count in enumerate(by_kind):
+        for chunk in [*range(len(counts))][:: -1 if tie is Tie.LAST else 1]:
+            for kind, count in enumerate(counts[chunk]):
                 if count:
-                    remaining = unassigned[chunk, self.canonical_kinds[kind]]
-                    split[chunk][kind] = taken = _take_layers(remaining, count)
+                    remaining = unassigned[in_flight[chunk], self.canonical_kinds[kind]]
+                    split[chunk][kind] = taken = self._take_fastest(remaining, kind, count)
                     forward[chunk] += count * problem.kinds[kind].forward
                     choices = problem.kinds[kind].choices
                     backward[chunk] += sum(
-                        n * choice.backward for n, choice in zip(taken, choices, strict=True)
+                        n * choice.backward for n, choice in zip(taken, choices, strict=True) if n
                     )
         return StagePlan(
             tuple(forward),
@@ -160,19 +163,24 @@ class Knapsack:
             tuple(map(tuple, split)),
         )
 
+    def _take_fastest(self, numbers: list[int], kind: int, count: int) -> tuple[int, ...]:
+        """Take `count` layers of a kind from `numbers` (layers by choice), fastest first."""
+        taken = [0] * len(numbers)
+        for choice in self._fastest_first[kind]:
+            taken[choice] = min(numbers[choice], count)
+            numbers[choice] -= taken[choice]
+            count -= taken[choice]
+        return tuple(taken)
+
     def _select(
         self, items: Sequence[Item], budget: float, min_workspace: float, *, exact: bool
     ) -> LayerSelection | None:
         """Return the best selection over all workspace limits; None if none fits."""
         groups = [(item.kind, item.layers, item.in_flight) for item in items]
         limits = workspace_limits(self.problem, {item.kind for item in items}, min_workspace)
-        bounds = sorted(
-            (min_seconds(self.problem, groups, budget - workspace, workspace), workspace)
-            for workspace in limits
-        )
         best: LayerSelection | None = None
-        for bound, workspace in bounds:
-            if math.isinf(bound) or (best is not None and bound >= best.time * (1 - ROUNDING)):
+        for bound, workspace in order_limits(self.problem, groups, budget, limits):
+            if best is not None and (not exact or bound >= best.time * (1 - ROUNDING)):
                 break
             selection = self._round_down(items, budget - workspace, workspace)
             if exact and selection.time > bound * (1 + GAP):
@@ -281,14 +289,3 @@ def _take_turns(numbers: Sequence[int]) -> Iterator[int]:
 def _slope(a: tuple[float, float, int], b: tuple[float, float, int]) -> float:
     """Return the seconds per byte that the second point saves."""
     return (b[0] - a[0]) / (a[1] - b[1])
-
-
-def _take_layers(numbers: list[int], count: int) -> tuple[int, ...]:
-    """Take `count` layers from `numbers` (layers by choice), first choices first."""
-    taken_counts = []
-    for choice, n in enumerate(numbers):
-        taken = min(n, count)
-        numbers[choice] -= taken
-        count -= taken
-        taken_counts.append(taken)
-    return tuple(taken_counts)

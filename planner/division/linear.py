@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 
@@ -95,28 +95,39 @@ def workspace_limits(problem: Problem, kinds: Iterable[int], lower_limit: float)
     return [lower_limit, *sorted(workspaces)]
 
 
-def min_seconds_over_limits(
+def order_limits(
     problem: Problem, groups: LayerGroups, budget: float, limits: Sequence[float]
-) -> float:
-    """Return the minimum of `min_seconds` over all workspace limits; the workspace itself takes its
-    limit from the budget.
+) -> Iterator[tuple[float, float]]:
+    """Yield `min_seconds` and its workspace limit, by rising seconds, for the limits within which
+    the layers fit; the workspace itself takes its limit from the budget.
 
     Branch and bound over ranges of limits: a range is bounded by the choices of its largest limit
     within the budget of its smallest. The range with the lowest bound is halved until it is one
     limit.
     """
-    all_seconds = min_seconds(problem, groups, budget - limits[0], limits[-1])
-    waiting = [(all_seconds, 0, len(limits))] if math.isfinite(all_seconds) else []
+    waiting: list[tuple[float, int, int]] = []
+
+    def add(first: int, end: int) -> None:
+        seconds = min_seconds(problem, groups, budget - limits[first], limits[end - 1])
+        if math.isfinite(seconds):
+            heappush(waiting, (seconds, first, end))
+
+    add(0, len(limits))
     while waiting:
         seconds, first, end = heappop(waiting)
         if end - first == 1:
-            return seconds
-        middle = (first + end) // 2
-        for low, high in ((first, middle), (middle, end)):
-            half_seconds = min_seconds(problem, groups, budget - limits[low], limits[high - 1])
-            if math.isfinite(half_seconds):
-                heappush(waiting, (half_seconds, low, high))
-    return math.inf
+            yield seconds, limits[first]
+        else:
+            middle = (first + end) // 2
+            add(first, middle)
+            add(middle, end)
+
+
+def min_seconds_over_limits(
+    problem: Problem, groups: LayerGroups, budget: float, limits: Sequence[float]
+) -> float:
+    """Return the minimum of `min_seconds` over all workspace limits."""
+    return next(order_limits(problem, groups, budget, limits), (math.inf, 0.0))[0]
 
 
 def min_backward(

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...trainer.layout.cuts import Cuts
-from ...trainer.layout.schedules import PLAIN, FullestMoment, Kind, Orders, Schedule
-from ...trainer.layout.simulate import simulate
+from ...trainer.layout.schedules import PLAIN, FullestMoment, Schedule
+from ...trainer.layout.simulate import LinkedPasses, link_passes, step_ends
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -162,13 +162,10 @@ class Problem:
     def _moments(self) -> tuple[FullestMoment, ...]:
         return fullest_moments(self.schedule, self.stages, self.chunks, self.micro_batches)
 
-    def orders(self) -> Orders:
-        return orders(self.schedule, self.stages, self.chunks, self.micro_batches)
 
-
-@lru_cache(maxsize=64)
-def orders(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> Orders:
-    return schedule.orders(stages, chunks, micro_batches)
+@lru_cache(maxsize=32)
+def link(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> LinkedPasses:
+    return link_passes(schedule.orders(stages, chunks, micro_batches), stages * chunks)
 
 
 @lru_cache(maxsize=4096)
@@ -207,19 +204,12 @@ class Solution:
 
 def price(problem: Problem, stages: Sequence[StagePlan]) -> float:
     """Simulate a step."""
-    costs: dict[Kind, list[float]] = {
-        "forward": [0.0] * problem.all_chunks,
-        "backward": [0.0] * problem.all_chunks,
-    }
-    for stage, plan in enumerate(stages):
-        for chunk, forward, backward in zip(
-            problem.stage_chunks(stage), plan.forward, plan.backward, strict=True
-        ):
-            costs["forward"][chunk], costs["backward"][chunk] = forward, backward
-    if problem.stages == 1 and problem.chunks == 1:
-        # One stage never waits.
-        passes = costs["forward"][0] + costs["backward"][0]
-        return problem.micro_batches * passes + stages[0].update
-    timeline = simulate(problem.orders(), costs, problem.message)
-    ends = (spans[-1].end for spans in timeline.spans)
+    if problem.stages == 1 and problem.chunks == 1:  # one stage never waits
+        [plan] = stages
+        passes = plan.forward[0] + plan.backward[0]
+        return problem.micro_batches * passes + plan.update
+    columns = [plan.forward for plan in stages], [plan.backward for plan in stages]
+    costs = [seconds for column in columns for row in zip(*column, strict=True) for seconds in row]
+    links = link(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
+    ends = step_ends(links, costs, problem.message, problem.stages)
     return max(end + plan.update for end, plan in zip(ends, stages, strict=True))

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from itertools import combinations
+from collections.abc import Iterator
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -30,6 +31,10 @@ MIN_PRICED, MAX_PRICED = 4, 200
 """Minimum and maximum number of divisions priced, whatever the passes per step."""
 MOVES = 4
 """Neighbours of an interleaved division that are priced, lowest bound first."""
+HOPELESS = 1.03
+"""Multiple of the ceiling above which no moves are tried: they save less."""
+NEAR = 1.01
+"""Multiple of the best price above which choices stay rounded: exact ones save less."""
 CHOSEN = 3
 """Interleaved divisions whose choices are exact: those with the lowest prices with rounded ones."""
 FEW = 500
@@ -37,18 +42,21 @@ FEW = 500
 
 
 def solve(
-    problem: Problem, ceiling: float = math.inf, cache: FrontierCache | None = None
+    problem: Problem,
+    ceiling: float = math.inf,
+    cache: FrontierCache | None = None,
+    start: Cuts | None = None,
 ) -> Solution | None:
     """Return the best division and choices below the price `ceiling`, or None.
 
-    `cache` has frontiers of similar problems.
+    `cache` has frontiers of similar problems, and `start` is a good division of one.
     """
     pricing = Pricing(problem, cache)
     if problem.all_chunks == 1:
         pricing.price_cuts(())
         bound = pricing.best
     elif problem.chunks > 1:
-        _local_search(problem, pricing, ceiling)
+        _local_search(problem, pricing, ceiling, start)
         bound = quick_bound(problem)
     else:
         bound = _best_first(problem, pricing, ceiling)
@@ -83,6 +91,21 @@ class Pricing:
             if stage_plans is not None and plan_price < self.best:
                 self.best, self.cuts, self.stages = plan_price, cuts, stage_plans
         return prices[cuts]
+
+    def neighbours(self, cuts: Cuts) -> Iterator[Cuts]:
+        """Yield the divisions with a layer less on the slowest stage; all neighbours, if a stage
+        does not fit."""
+        num_layers, plans = len(self.problem.layers), self.stage_plans(cuts, None)
+        if plans is None:
+            yield from neighbour_cuts(cuts, num_layers)
+            return
+        seconds = [sum(plan.forward) + sum(plan.backward) for plan in plans]
+        for chunk in self.problem.stage_chunks(seconds.index(max(seconds))):
+            for cut, move in ((chunk - 1, 1), (chunk, -1)):
+                if 0 <= cut < len(cuts):
+                    moved = (*cuts[:cut], cuts[cut] + move, *cuts[cut + 1 :])
+                    if all(first < end for first, end in pairwise((0, *moved, num_layers))):
+                        yield moved
 
     def cheapest(self, tie: Tie | None) -> list[Cuts]:
         """Return the divisions with the lowest prices of this kind."""
@@ -129,8 +152,9 @@ def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
     return math.inf
 
 
-def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
-    """Price all divisions if they are few, else descend from `initial_cuts` by moves of one layer.
+def _local_search(problem: Problem, pricing: Pricing, ceiling: float, start: Cuts | None) -> None:
+    """Price all divisions if they are few, else descend from `start`, or from the best of
+    `initial_cuts`, by moves of one layer out of the slowest stage.
 
     If no initial division fits and the ceiling is infinite, descend from one that fits.
     """
@@ -143,7 +167,7 @@ def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
     def follow(now: Cuts) -> None:
         price = pricing.price_cuts(now, None)
         while pricing.num_left > 0:
-            near = sorted((bound(cuts, limit()), cuts) for cuts in neighbour_cuts(now, layers))
+            near = sorted((bound(cuts, limit()), cuts) for cuts in pricing.neighbours(now))
             tried = [cuts for lower_bound, cuts in near[:MOVES] if lower_bound < limit()]
             best = min((pricing.price_cuts(cuts, None), cuts) for cuts in [*tried, now])
             if best[0] >= price:
@@ -156,16 +180,21 @@ def _local_search(problem: Problem, pricing: Pricing, ceiling: float) -> None:
             if bound(cuts, limit()) < limit():
                 pricing.price_cuts(cuts)
     else:
-        for start in sorted(initial_cuts(problem), key=bound):
-            if bound(start) < limit():
-                follow(start)
+        starts = {start} if start else initial_cuts(problem)
+        fitting = [cuts for cuts in sorted(starts, key=bound) if bound(cuts) < limit()]
+        if fitting:
+            first = min(fitting, key=lambda cuts: pricing.price_cuts(cuts, None))
+            if pricing.price_cuts(first, None) < HOPELESS * ceiling:
+                follow(first)
     if not few and pricing.cuts is None and math.isinf(ceiling):
         smallest = find_min_memory_division(
             problem, problem.budget * (1 + ROUNDING), problem.budget
         )
         if smallest.cuts is not None:
             follow(smallest.cuts)
-    for tie, known in ((Tie.FIRST, None), (Tie.LAST, Tie.FIRST)):
-        for cuts in pricing.cheapest(known):
-            if bound(cuts, limit()) < limit():
-                pricing.price_cuts(cuts, tie)
+    for cuts in pricing.cheapest(None):
+        if bound(cuts, limit()) < limit() and pricing.price_cuts(cuts, None) < NEAR * limit():
+            pricing.price_cuts(cuts)
+    for cuts in pricing.cheapest(Tie.FIRST):
+        if bound(cuts, limit()) < limit():
+            pricing.price_cuts(cuts, Tie.LAST)

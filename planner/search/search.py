@@ -40,9 +40,9 @@ BEST = 10
 """Plans that a search returns."""
 FACTOR = 2.0
 """Ideas that take more than this multiple of the best step are not searched."""
-NEAR = 0.99
-"""Part of the price of the best plan with a kind of parallelism, below which another is better: it
-only says why the best plans do without."""
+NEAR = 0.995
+"""Part of a price below which a plan replaces it. The best plan is the best; the prices of the
+plans after it, and of other ideas, may be so near to the best of their kind."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -126,22 +126,22 @@ class LayoutSearch:
         return self.outcome
 
     def _ceiling(self, ideas: Sequence[Idea]) -> float:
-        """Return the price above which plans of these ideas answer no question: that of the worst
-        of the best candidates, or of the best candidate of the idea."""
+        """Return the price above which plans of these ideas answer no question: that of the best
+        candidate, or one that is NEAR the last of the best or the best of the idea."""
         candidates = self.outcome.candidates
         if len(candidates) < self.num_best:
             return math.inf
-        ceiling = candidates[-1].solution.price
+        best, last = candidates[0].solution.price, candidates[-1].solution.price
+        ceiling = max(best, NEAR * last)
         if not self.num_ideas:
             return ceiling
-        farthest = FACTOR * candidates[0].solution.price
-        return max(ceiling, min(farthest, max(map(self._idea_ceiling, ideas))))
+        return max(ceiling, min(FACTOR * best, NEAR * max(map(self._idea_ceiling, ideas))))
 
     def _idea_ceiling(self, idea: Idea) -> float:
         """Return the price of the candidates that a plan of the idea could replace: the last idea
         that is shown, and the best with a kind of parallelism; at most that of the idea's best."""
         nearest = (self._kind_prices.get(kind, math.inf) for kind in idea.kinds)
-        replaceable = max((self._last_idea_price, *(NEAR * price for price in nearest)))
+        replaceable = max((self._last_idea_price, *nearest))
         return min(self._idea_prices.get(idea, math.inf), replaceable)
 
     def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
@@ -167,6 +167,8 @@ class LayoutSearch:
         """Push the engines and schedules of a shape, bounded without the memory."""
         problems: dict[int, Problem] = {}  # schedules differ in nothing else
         for grid in select_grids(self.costs.grids(shape, self.num_gpus), self.settings):
+            if grid.engine.is_special_case and not self.settings:
+                continue
             self.outcome.grids += 1
             key, ideas = id(grid.engine), [name_idea(grid)]
             if lower_bound >= self._ceiling(ideas):
@@ -317,7 +319,9 @@ def bound_shape(costs: Costs, shape: LayoutShape, simulate: bool = False) -> flo
         seconds = [min(pair) for pair in zip(seconds, context_seconds, strict=True)]
     total = sum(seconds[kind] for kind in costs.trace.layers)
     total = total + head.forward_seconds + head.backward_seconds
-    return shape.micro_batches * total / shape.layout.pp
+    pp = shape.layout.pp
+    # Stage s waits for s layers before its first pass, and s layers follow its last one.
+    return shape.micro_batches * total / pp + (pp - 1) / 2 * min(seconds)
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

@@ -104,6 +104,12 @@ class EngineConfig(ABC):
     def fewest_messages(cls) -> Self:
         """Return the settings with the fewest messages, to measure the engine's host work."""
 
+    @property
+    def is_special_case(self) -> bool:
+        """True if another candidate runs the same where its layers choose so: the planner tries it
+        only if it is asked for settings."""
+        return False
+
     @abstractmethod
     def choices(self, layout: LayoutConfig) -> Mapping[str, object]:
         """Return the settings in which candidates differ, by name in `--explain`."""

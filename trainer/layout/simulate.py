@@ -92,3 +92,50 @@ def simulate(
             blocked = {stage: orders[stage][len(spans[stage])] for stage in sorted(unfinished)}
             raise Deadlock(f"stages wait for each other: {blocked}")
     return StepTimeline(spans)
+
+
+class LinkedPasses(NamedTuple):
+    """A step's passes, each after all that it waits for: columns with a value per pass."""
+
+    stages: Sequence[int]
+    costs: Sequence[int]
+    """Index of its time: forward passes by chunk, then backward passes."""
+    awaited: Sequence[int]
+    """Number of the pass that it waits for, from 1; 0 for none."""
+    has_message: Sequence[bool]
+    """True if a message from another chunk comes between."""
+
+
+def link_passes(orders: Orders, chunks: int) -> LinkedPasses:
+    """Order a step's passes once, for `step_ends` with any times; raise Deadlock as `simulate`."""
+    ones = [1.0] * chunks
+    spans = simulate(orders, {"forward": ones, "backward": ones}).spans
+    pairs = [(span, stage) for stage, stage_spans in enumerate(spans) for span in stage_spans]
+    pairs.sort(key=lambda pair: pair[0].end)
+    numbers: dict[tuple[Kind, int, int], int] = {}
+    rows = []
+    for number, ((action, _, _), stage) in enumerate(pairs, 1):
+        kind, chunk, micro = action.kind, action.chunk, action.micro
+        numbers[kind, chunk, micro] = number
+        if kind == "forward":
+            awaited = numbers.get(("forward", chunk - 1, micro), 0)
+        else:  # the last chunk turns around
+            awaited = numbers.get(("backward", chunk + 1, micro), 0)
+            awaited = awaited or numbers["forward", chunk, micro]
+        turns = kind == "backward" and chunk == chunks - 1
+        rows.append((stage, chunk + chunks * (kind == "backward"), awaited, not turns))
+    stages, costs, awaited_numbers, has_message = zip(*rows, strict=True)
+    return LinkedPasses(stages, costs, awaited_numbers, has_message)
+
+
+def step_ends(
+    passes: LinkedPasses, costs: Sequence[float], message: float, num_stages: int
+) -> list[float]:
+    """Return the end of every stage's last pass, as `simulate`, in a fraction of its time."""
+    ends, clocks = [0.0], [0.0] * num_stages
+    for stage, cost, awaited, has_message in zip(*passes, strict=True):
+        ready = ends[awaited] + message if has_message and awaited else ends[awaited]
+        clock = clocks[stage]
+        clocks[stage] = end = (clock if clock > ready else ready) + costs[cost]
+        ends.append(end)
+    return clocks

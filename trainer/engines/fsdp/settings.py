@@ -96,6 +96,10 @@ class FsdpConfig(EngineConfig):
         gathers: tuple[Gather, ...] = get_args(Gather)
         return [cls(shard=shard, gather=gather) for gather in gathers]
 
+    @property
+    def is_special_case(self) -> bool:
+        return self.gather == "micro-batch"  # `block` where no layer reshards
+
     @classmethod
     def fewest_messages(cls) -> Self:
         return cls(gather="step")
