@@ -194,11 +194,18 @@ def _enumerate_batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Ite
 
 
 def enumerate_grids(
-    shape: LayoutShape, model: ModelConfig, gpus: int, per_node: int, precision: Precision
+    shape: LayoutShape,
+    model: ModelConfig,
+    gpus: int,
+    per_node: int,
+    precision: Precision,
+    *,
+    offload: bool = False,
 ) -> Iterator[Grid]:
-    """Yield a shape's grids that the engines' checks accept."""
+    """Yield a shape's grids that the engines' checks accept, with the optimizer on the device or
+    (`offload`) in host memory."""
     for grid in enumerate_unchecked_grids(shape, model, per_node):
-        if find_refusal(grid, gpus, precision) is None:
+        if grid.engine.offloads == offload and find_refusal(grid, gpus, precision) is None:
             yield grid
 
 
@@ -261,5 +268,8 @@ def list_shards(shape: LayoutShape, per_node: int) -> list[int | None]:
 def _candidates(
     kind: type[EngineConfig], shard: int | None, alone: bool
 ) -> tuple[EngineConfig, ...]:
-    """Return one object per equal engine, because costs are cached by the object."""
-    return tuple(kind.candidates(shard, alone=alone))
+    """Return one object per equal engine, because costs are cached by the object; those that
+    offload the optimizer come last."""
+    candidates = kind.candidates(shard, alone=alone)
+    offloading = [engine.offloading() for engine in candidates if not engine.is_special_case]
+    return (*candidates, *(engine for engine in offloading if engine is not None))

@@ -265,6 +265,16 @@ class Overhead(HardwareRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host(HardwareRow):
+    """Memory of the machine, as an engine that offloads the optimizer uses it."""
+
+    copy: float
+    """Bytes per second between one device and the memory, while all devices copy."""
+    update: float
+    """Bytes per second and device that the CPU reads and writes in the optimizer step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attained(HardwareRow):
     """What whole programs attain of the file's rates, which are those of the best shapes alone."""
 
@@ -345,6 +355,7 @@ class HardwareFile:
     overlap: Mapping[Annotated[str, NameIn(LINKS)], Overlap] = field(default_factory=dict)
     overhead: Overhead | None = None
     experts: Experts | None = added_field(None)  # noqa: RUF009, it is immutable
+    host: Host | None = added_field(None)  # noqa: RUF009, it is immutable
     attained: Attained | None = added_field(None)  # noqa: RUF009, it is immutable
     bands: tuple[Band, ...] = added_field(())
 

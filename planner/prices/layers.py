@@ -98,13 +98,25 @@ class Costs:
         return PRECISIONS[self.run.precision]
 
     @property
+    def offload_refusal(self) -> str | None:
+        """Return why no engine may keep the optimizer in host memory; None if some may."""
+        if self.device == "cpu":
+            return "on a CPU the optimizer is in host memory already"
+        if not self.run.optimizer.on_host:
+            return f"optimizer.kind={self.run.optimizer.kind} runs on the device alone"
+        if self.machine.hardware.file.host is None:
+            return f"{self.machine.hardware.where} has no figures of the host's memory (`host`)"
+        return None
+
+    @property
     def model_hash(self) -> str:
         """Hash in a plan file."""
         return model_hash(self.model)
 
-    def grids(self, shape: LayoutShape, gpus: int) -> Iterator[Grid]:
+    def grids(self, shape: LayoutShape, gpus: int, *, offload: bool = False) -> Iterator[Grid]:
         """Yield the shape with every engine and schedule that the engines' checks accept."""
-        return enumerate_grids(shape, self.model, gpus, self.machine.per_node, self.precision)
+        size = gpus, self.machine.per_node
+        return enumerate_grids(shape, self.model, *size, self.precision, offload=offload)
 
     def _passes(self, split: Split, ep: int) -> tuple[list[PassTimes], PassTimes]:
         """Price all layer kinds, and the head."""

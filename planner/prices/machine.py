@@ -11,7 +11,7 @@ from ...console.errors import PlanError
 from ...models.config.options.precision import PRECISIONS, Fp8Config
 from ..grid.split import Direction, Split
 from ..hardware import Hardware
-from ..hardware.file import Attained, Overhead
+from ..hardware.file import Attained, Host, Overhead
 from ..traces.work import EXPERTS, Work
 from .program import TrainingProgram
 
@@ -153,6 +153,24 @@ class Machine:
         """Return the seconds that a rank works around a message of `size` bytes, which it copies
         `copies` times."""
         return copies * self.traffic(2 * size) + self.host(MESSAGE_LAUNCHES + copies)
+
+    def host_copy(self, size: float) -> float:
+        """Return the seconds of a copy between a device and the memory of its machine."""
+        return size / self._host.copy
+
+    def host_update(self, size: float) -> float:
+        """Return the seconds in which the CPU reads and writes `size` bytes for a device."""
+        return size / self._host.update
+
+    @property
+    def _host(self) -> Host:
+        if self.hardware.file.host is None:
+            raise PlanError(
+                f"{self.hardware.where} has no figures of the host's memory, which engines that "
+                "offload use",
+                hint="add `host: {copy: …, update: …, source: …}`, in bytes per second and device",
+            )
+        return self.hardware.file.host
 
     def _memory_rate(self, size: float) -> float:
         # Rates depend on the size. Powers of two are near enough, and can be cached.

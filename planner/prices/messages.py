@@ -308,6 +308,11 @@ class EngineMessages:
             for name in sums:
                 size = reduced * widths[name]
                 seconds[name] += elements / reduced * send("all-reduce", size, data_ranks, stride)
+            if self.traffic.on_host:
+                copy = self.machine.host_copy(elements / shard_ranks * MASTER_BYTES)
+                for message in MESSAGES:
+                    if ("gather" if message == "gather" else "reduce") in self.traffic.on_host:
+                        seconds[message] += copy
             if self.data_ranks == 1:
                 for message, width in self._copied_bytes.items():
                     seconds[message] += self.machine.traffic(width * elements)
@@ -377,7 +382,12 @@ class EngineMessages:
         """Return the seconds of the optimizer step, of messages beside it, and of those beside a
         step's first forward or last backward pass, as far as these do not hide them."""
         traffic = self.traffic
-        seconds = self.machine.copy_seconds(self.machine.program.update_bytes * costs.updated)
+        update = (
+            self.machine.host_update if "update" in traffic.on_host else self.machine.copy_seconds
+        )
+        seconds = update(self.machine.program.update_bytes * costs.updated)
+        if "weights" in traffic.on_host:
+            seconds += self.machine.host_copy(self.widths["gather"] * costs.updated)
         num_messages = len(traffic.first_forward) + len(traffic.last_backward)
         if num_messages:
             seconds += self.machine.host(traffic.message_launches * num_messages)

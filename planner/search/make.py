@@ -229,17 +229,25 @@ def build_no_plan_error(
     on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in nearest.parts.items())
     excess = format_bytes(round(nearest.bytes - request.budget))
+    proof = _describe_proof(outcome, costs.offload_refusal)
     return PlanError(
         f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",
         where=f"\n    the nearest needs {format_bytes(nearest.bytes)}{on_stage}, {excess} too "
-        f"much: {nearest.grid.name()}\n    {sizes}\n    {_describe_proof(outcome)}",
+        f"much: {nearest.grid.name()}\n    {sizes}\n    {proof}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 
 
-def _describe_proof(outcome: SearchOutcome) -> str:
+def _describe_proof(outcome: SearchOutcome, offload_refusal: str | None) -> str:
     """Return why no layout fits, with a number of layouts per reason."""
+    proof = _count_reasons(outcome)
+    if offload_refusal is None:
+        return f"{proof}, and with the optimizer in host memory, too"
+    return f"{proof}. Offload was not tried: {offload_refusal}"
+
+
+def _count_reasons(outcome: SearchOutcome) -> str:
     if undecided := outcome.undecided:
         return f"not proven for {len(undecided)} of them, such as {undecided[0].name()}"
     counted = outcome.grids - outcome.states

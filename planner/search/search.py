@@ -92,6 +92,9 @@ class LayoutSearch:
         self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
         self.settings, self.simulate = settings, simulate
         self.num_best, self.num_ideas = num_best, num_ideas
+        may_offload = costs.offload_refusal is None
+        self.offloads = may_offload and settings is not None and "offload" in settings
+        """True if engines keep the optimizer in host memory."""
         self.outcome = SearchOutcome()
         self._heap: list[tuple[float, int, Sequence[Idea], Callable[[], None]]] = []
         """Bound, order of arrival, the ideas that the node may have, and the method that expands
@@ -108,13 +111,16 @@ class LayoutSearch:
         self._problems: dict[tuple[int, int, bool], Problem] = {}
 
     def run(self) -> SearchOutcome:
-        """Expand nodes until none has a bound below the worst of the best candidates."""
-        self._push_shapes()
-        while self._heap:
-            bound, _, ideas, expand = heapq.heappop(self._heap)
-            if bound < self._ceiling(ideas):
-                expand()
-        if not self.outcome.candidates:
+        """Expand nodes until none has a bound below the worst of the best candidates. The optimizer
+        is offloaded where it is asked for, or where nothing fits without."""
+        self._expand_all()
+        if not self.outcome.candidates and not self.offloads:
+            self._prove_infeasible()
+            self._grids.clear()
+            if not self.outcome.candidates and self.costs.offload_refusal is None:
+                self.offloads = True
+                self._expand_all()
+        if not self.outcome.candidates and self.offloads:
             self._prove_infeasible()
         improved = {id(c): improve_choices(self.costs, c) for c in self.outcome.all_candidates}
         self.outcome.candidates = sorted(
@@ -124,6 +130,13 @@ class LayoutSearch:
             idea: improved[id(candidate)] for idea, candidate in self.outcome.by_idea.items()
         }
         return self.outcome
+
+    def _expand_all(self) -> None:
+        self._push_shapes()
+        while self._heap:
+            bound, _, ideas, expand = heapq.heappop(self._heap)
+            if bound < self._ceiling(ideas):
+                expand()
 
     def _ceiling(self, ideas: Sequence[Idea]) -> float:
         """Return the price above which plans of these ideas answer no question: that of the best
@@ -166,7 +179,8 @@ class LayoutSearch:
     def _expand_shape(self, shape: LayoutShape, lower_bound: float) -> None:
         """Push the engines and schedules of a shape, bounded without the memory."""
         problems: dict[int, Problem] = {}  # schedules differ in nothing else
-        for grid in select_grids(self.costs.grids(shape, self.num_gpus), self.settings):
+        grids = self.costs.grids(shape, self.num_gpus, offload=self.offloads)
+        for grid in select_grids(grids, self.settings):
             if grid.engine.is_special_case and not self.settings:
                 continue
             self.outcome.grids += 1
@@ -230,7 +244,7 @@ class LayoutSearch:
         for grid, plan in proof.plans:
             self._add(price_fitting_plan(self.costs, grid, plan, self.budget))
         if not self.outcome.candidates:
-            self.outcome.undecided = [*proof.undecided]
+            self.outcome.undecided += proof.undecided
             if self.simulate:  # the proof leaves out tensor ranks that work as context ranks
                 self.outcome.undecided += [grid for grid in self._grids if grid.layout.tp > 1]
 

@@ -10,7 +10,7 @@ from ...models.accounting.level import Moment
 from ...trainer.layout.schedules import Kind
 from ...trainer.layout.simulate import StepTimeline, simulate
 from ..division.pricing import PricedDivision, price_division
-from ..division.problem import Problem, StagePlan, orders
+from ..division.problem import Problem, StagePlan
 from ..prices.layers import Costs
 from ..search.assemble import PhasePlan, match_choices
 from .slow import Slowdown, SlowMachine
@@ -116,5 +116,5 @@ class Simulation:
             stage, position = stages[chunk % p.stages], chunk // p.stages
             costs["forward"].append(stage.forward[position])
             costs["backward"].append(stage.backward[position])
-        order = orders(p.schedule, p.stages, p.chunks, micro_batches or p.micro_batches)
+        order = p.schedule.orders(p.stages, p.chunks, micro_batches or p.micro_batches)
         return SimulatedStep(simulate(order, costs, hops), tuple(stage.update for stage in stages))

@@ -81,6 +81,10 @@ class EngineConfig(ABC):
         """True if optimizer states are in host memory, where the CPU updates them."""
         return False
 
+    def offloading(self) -> EngineConfig | None:
+        """Return the settings with the optimizer in host memory; None if the engine cannot."""
+        return None
+
     @property
     def linear(self) -> LinearForm:
         """Function for linear layers."""

@@ -100,7 +100,8 @@ class DeepSpeedConfig(ZeroConfig):
         return cls(zero=1)
 
     def choices(self, layout: LayoutConfig) -> dict[str, object]:
-        return {"zero": self.zero}
+        offload = {"offload": self.offload_optimizer} if self.offloads else {}
+        return {"zero": self.zero, **offload}
 
     def traffic(self, layout: LayoutConfig, device: str) -> Traffic:
         from .zero.messages import traffic

@@ -58,6 +58,7 @@ class Fsdp2Config(FsdpConfig):
             shard=self.shard,
             pass_launches=BLOCK_LAUNCHES,
             message_launches=MESSAGE_LAUNCHES,
+            on_host=("gather", "reduce", "update") if self.offloads else (),
         )
         match self.gather_mode(layout):
             case "block":

@@ -14,6 +14,10 @@ Message = Literal["gather", "reduce", "all_reduce", "all_reduce_compute"]
 """gather: weights in compute precision, among the ranks that share a copy. reduce: gradients in
 fp32, reduce-scattered among these ranks and summed over copies. all_reduce: gradients in fp32,
 summed over all ranks; all_reduce_compute: the same in compute precision."""
+HostCopy = Literal["gather", "reduce", "update", "weights"]
+"""What happens in host memory: gather: a rank's shard is copied to the device before a gather;
+reduce: its gradients are copied from there after a reduction; update: the CPU updates the shard;
+weights: these are copied to the device after the update."""
 MESSAGES: tuple[Message, ...] = get_args(Message)
 
 
@@ -40,6 +44,7 @@ class Traffic:
     may_stay_unsharded: bool = False
     """True if chosen blocks may stay unsharded from forward to backward pass, which then gathers
     nothing."""
+    on_host: tuple[HostCopy, ...] = ()
     updates_all: bool = False
     """True: ranks update all their parameters; False: shards."""
     pass_launches: int = 0

@@ -95,7 +95,9 @@ def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Itera
     for shape, *_ in enumerate_shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not may_match_shape(shape, settings):
             continue
-        for grid in select_grids(costs.grids(shape, gpus), settings):
+        offloads = (False, True) if costs.offload_refusal is None else (False,)
+        grids = (grid for offload in offloads for grid in costs.grids(shape, gpus, offload=offload))
+        for grid in select_grids(grids, settings):
             key = id(grid.engine), grid.layout
             is_requested = settings and "schedule" in settings
             may_be_nearest = grid.layout.pipeline_schedule.can_save_memory or is_requested

@@ -28,6 +28,8 @@ def explain_refusal(
     """
     if contradictions := [*_check_degrees(costs, gpus, settings)]:
         return contradictions
+    if "offload" in settings and (reason := costs.offload_refusal) is not None:
+        return [f"offload={settings['offload']}: {reason}"]
     engine_refusals = Counter(
         reason
         for shape in _accepted_shapes(costs, gpus, settings)

@@ -68,6 +68,9 @@ class FsdpConfig(EngineConfig):
     def offloads(self) -> bool:
         return self.offload is not None
 
+    def offloading(self) -> Self:
+        return replace(self, offload="cpu")
+
     @property
     def by_block(self) -> dict[str, int]:
         """Keys with a value that needs weights gathered block by block."""
@@ -105,7 +108,8 @@ class FsdpConfig(EngineConfig):
         return cls(gather="step")
 
     def choices(self, layout: LayoutConfig) -> dict[str, object]:
-        return {"gather": self.gather_mode(layout), "shard": self.shard or "all"}
+        choices = {"gather": self.gather_mode(layout), "shard": self.shard or "all"}
+        return {**choices, "offload": self.offload} if self.offloads else choices
 
     def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
         return UnshardedWeights(blocks=self.gather_mode(layout) != "block", outside=True)

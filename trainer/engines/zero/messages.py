@@ -9,7 +9,7 @@ stage   gradients                                     weights
 
 from __future__ import annotations
 
-from ..traffic import Message, Traffic
+from ..traffic import HostCopy, Message, Traffic
 from .settings import ZeroConfig
 
 ZERO3_LAUNCHES = 130
@@ -19,12 +19,14 @@ before and after every module. Measured on a CPU with messages that send nothing
 
 def traffic(config: ZeroConfig, largest_bucket: int) -> Traffic:
     """Return a step's messages. `largest_bucket` is the device's default."""
+    on_host: tuple[HostCopy, ...] = ("reduce", "update", "weights") if config.offloads else ()
     if config.zero == 3:
         return Traffic(
             forward=("gather",),
             backward=("reduce", "gather"),
             pass_launches=ZERO3_LAUNCHES,
             recompute_launches=ZERO3_LAUNCHES,
+            on_host=on_host,
         )
     updates: dict[int, tuple[Message, ...]] = {
         0: ("all_reduce",), 1: ("all_reduce", "gather"), 2: ("gather",)
@@ -35,4 +37,5 @@ def traffic(config: ZeroConfig, largest_bucket: int) -> Traffic:
         gather_bucket=config.allgather_bucket_size or largest_bucket,
         reduce_bucket=config.reduce_bucket_size or largest_bucket,
         updates_all=config.zero == 0,
+        on_host=on_host,
     )

@@ -8,8 +8,8 @@ code was read in DeepSpeed 0.19.8: they change speed, memory or messages.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self
 
 from ....console.errors import ConfigProblem, ConfigProblems
 from ....models.config.options.names import LinearForm
@@ -162,6 +162,9 @@ class ZeroConfig(EngineConfig):
     @property
     def offloads(self) -> bool:
         return self.offload_optimizer is not None
+
+    def offloading(self) -> Self | None:
+        return replace(self, offload_optimizer="cpu") if self.zero else None
 
     def overlaps(self, precision: Precision, device: str) -> bool:
         """Return whether DeepSpeed reduces gradients during the backward pass. On the CPU it would
