@@ -43,6 +43,8 @@ FACTOR = 2.0
 NEAR = 0.995
 """Part of a price below which a plan replaces it. The best plan is the best; the prices of the
 plans after it, and of other ideas, may be so near to the best of their kind."""
+NEAR_IDEA = 0.98
+"""The same for an idea that has no plan yet: it would replace the last that is shown."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -148,14 +150,14 @@ class LayoutSearch:
         ceiling = max(best, NEAR * last)
         if not self.num_ideas:
             return ceiling
-        return max(ceiling, min(FACTOR * best, NEAR * max(map(self._idea_ceiling, ideas))))
+        return max(ceiling, min(FACTOR * best, max(map(self._idea_ceiling, ideas))))
 
     def _idea_ceiling(self, idea: Idea) -> float:
         """Return the price of the candidates that a plan of the idea could replace: the last idea
         that is shown, and the best with a kind of parallelism; at most that of the idea's best."""
         nearest = (self._kind_prices.get(kind, math.inf) for kind in idea.kinds)
         replaceable = max((self._last_idea_price, *nearest))
-        return min(self._idea_prices.get(idea, math.inf), replaceable)
+        return min(NEAR * self._idea_prices.get(idea, math.inf), NEAR_IDEA * replaceable)
 
     def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
         if bound < self._ceiling(ideas):
@@ -232,10 +234,18 @@ class LayoutSearch:
         idea = name_idea(candidate.grid)
         by_idea[idea] = min(candidate, by_idea.get(idea, candidate), key=_rank)
         price = self._idea_prices[idea] = by_idea[idea].solution.price
-        if len(by_idea) >= self.num_ideas:
+        if len(self._idea_prices) >= self.num_ideas > 0:
             self._last_idea_price = sorted(self._idea_prices.values())[self.num_ideas - 1]
         for kind in idea.kinds:
             self._kind_prices[kind] = min(price, self._kind_prices.get(kind, math.inf))
+        for hidden in [idea for idea in by_idea if not self._is_shown(idea)]:
+            del by_idea[hidden]  # timelines are large
+
+    def _is_shown(self, idea: Idea) -> bool:
+        """Return True if the idea's plan is among those that are shown, or the best of a kind."""
+        price = self._idea_prices[idea]
+        kinds = (price <= self._kind_prices[kind] for kind in idea.kinds)
+        return price <= self._last_idea_price or any(kinds)
 
     def _prove_infeasible(self) -> None:
         """Prove that no layout fits. Add the plans that the proof finds instead, or name the

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...models.accounting.stored import load_or_compute
+from ..layout.schedules import SCHEDULES, Orders
 from ..loop.batches import micro_batches, micro_rows
 from ..run.job import Job
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from ...models.accounting.pieces import ModelPasses
     from ...models.accounting.shape import Shape
     from ...models.accounting.state import Degrees, Shards
-    from ...models.accounting.step import Timeline
+    from ...models.accounting.step import Action, Timeline
     from ...models.config.config import ModelConfig
     from ..engines.optimizers.config import OptimizerConfig
     from ..layout.config import LayoutConfig
@@ -289,14 +292,27 @@ def step_memory(
 
     The timeline contains as many equal micro-batches as its peak needs, or `every` micro-batch.
     """
-    from ...models.accounting.step import Action, cut_passes, timeline
+    from ...models.accounting.step import cut_passes, timeline
     from ...models.config.config import chunk_layers
-    from ..layout.messages import messages_by_action
 
     num_counted = micro_batches
     if not every:
         num_counted = layout.pipeline_schedule.sample_size(layout.pp, micro_batches)
-    actions = [
+    actions = list_actions(layout.schedule, layout.pp, layout.chunks, num_counted, stage)
+    chunks = cut_passes(passes, chunk_layers(len(passes.layers), cuts))
+    return timeline(chunks, engine, actions, inputs, stream)
+
+
+@lru_cache(maxsize=128)
+def list_actions(
+    schedule: str, stages: int, chunks: int, micro_batches: int, stage: int
+) -> Sequence[Action]:
+    """List a stage's passes, with the messages before each."""
+    from ...models.accounting.step import Action
+    from ..layout.messages import messages_by_action
+
+    orders = _list_orders(schedule, stages, chunks, micro_batches)
+    return [
         Action(
             kind=action.kind,
             chunk=action.chunk,
@@ -304,10 +320,13 @@ def step_memory(
             received=[receiver.chunk for receiver in messages.received],
             arrived=[sender.chunk for sender in messages.arrived if sender.kind == "backward"],
         )
-        for action, messages in messages_by_action(layout.orders(num_counted), stage).items()
+        for action, messages in messages_by_action(orders, stage).items()
     ]
-    chunks = cut_passes(passes, chunk_layers(len(passes.layers), cuts))
-    return timeline(chunks, engine, actions, inputs, stream)
+
+
+@lru_cache(maxsize=4)
+def _list_orders(schedule: str, stages: int, chunks: int, micro_batches: int) -> Orders:
+    return SCHEDULES[schedule].orders(stages, chunks, micro_batches)
 
 
 def _degrees(job: Job) -> Degrees:
