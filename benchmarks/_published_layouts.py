@@ -81,6 +81,7 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
         kernels=(),  # ours
         attained=attained,
         experts=balanced,
+        overhead=None if run.family == "Blackwell" else file.overhead,  # CUDA graphs
     )
     return Hardware(changed, hardware.where)
 

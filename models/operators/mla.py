@@ -81,7 +81,8 @@ class MLA(Attention):
         context = axes.context.size
         if context == 1 or axes.attention != "a2a":
             return False
-        return self.options.sends_latents(axes.tensor.size, context)
+        is_less: bool = self.options.sends_latents(axes.tensor.size, context)
+        return is_less
 
     def attend_latents(
         self, q: Tensor, latent: Tensor, rope_key: Tensor, batch: BatchContext

@@ -42,6 +42,7 @@ def test_shipped_clusters_answer_and_use_each_source(name: str) -> None:
     kinds = {source.kind for source in hardware.file.sources.values()}
     assert {"published", "computed"} <= kinds <= {"published", "computed", "measured", "fitted"}
     assert ("fitted" in kinds) == (hardware.file.attained is not None)
+    assert hardware.file.overhead is not None and hardware.file.overhead.operation > 1e-6
     rows = [row for _, row in hardware.file.rows()]
     assert {row.source for row in rows} == set(hardware.file.sources)
     for direction in ("forward", "backward"):
