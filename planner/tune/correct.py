@@ -18,9 +18,11 @@ from typing import Any
 
 from ..hardware import Hardware
 from ..hardware.file import HardwareFile, Overhead, Source
+from ..prices.machine import RING
 
 TABLES = ("matmul", "memory", "attention", "kernels", "collectives")
-"""Tables of rates that get a factor. Links share the collectives' factor."""
+"""Tables of rates that get a factor. Links share the collectives' factor, and ring attention, a row
+among kernels, that of attention."""
 MIN_FACTOR, MAX_FACTOR = 1 / 8, 8.0
 STIFFNESS = 1e-2
 """Cost of a factor of 2, added to the squares of relative errors."""
@@ -145,9 +147,13 @@ def _scale_tables(
         source = {} if rename_source is None else {"source": rename_source(table, row.source)}
         return replace(row, **changes, **source)
 
+    def scale(table: str, row: Any) -> Any:
+        table = "attention" if getattr(row, "kernel", None) == RING else table
+        factor = factors.get(table)
+        return row if factor is None else change(table, row, rate=row.rate / factor)
+
     tables: dict[str, Any] = {
-        name: tuple(change(name, row, rate=row.rate / factor) for row in getattr(file, name))
-        for name, factor in factors.items()
+        name: tuple(scale(name, row) for row in getattr(file, name)) for name in TABLES
     }
     if (factor := factors.get("collectives")) is not None:
         tables["links"] = {

@@ -17,11 +17,16 @@ from headrace.console.errors import LayoutError, PlanError, RunError
 from headrace.dataplane.storage.sealed import seal
 from headrace.models.config.config import load_model_config
 from headrace.planner.hardware import Hardware
-from headrace.planner.hardware.file import Device, HardwareFile, Overhead
+from headrace.planner.hardware.file import Device, HardwareFile, KernelRate, Overhead
 from headrace.planner.search import make
 from headrace.planner.tune import tune as work
 from headrace.planner.tune.cli import add_threads
-from headrace.planner.tune.correct import MeasuredStep, apply_correction, fit_correction
+from headrace.planner.tune.correct import (
+    Correction,
+    MeasuredStep,
+    apply_correction,
+    fit_correction,
+)
 from headrace.planner.tune.folder import TuneFolder
 from headrace.planner.tune.prices import PlanPricer
 from headrace.planner.tune.probes import make_probes
@@ -313,3 +318,28 @@ def test_trials_have_the_threads_of_the_figures(
     (tmp_path / "run.yaml").write_text("threads: 2\n")
     assert add_threads(str(tmp_path / "run.yaml"), (), device) == ()
     assert "2 threads, and the figures are those of 1" in caplog.text
+
+
+def test_ring_attention_is_corrected_as_attention(truth: HardwareFile) -> None:
+    """No trial shows it; it computes what attention does."""
+
+    def row(kernel: str) -> KernelRate:
+        return KernelRate(
+            kernel=kernel,
+            width=128,
+            length=64,
+            precision="fp32",
+            direction="forward",
+            rate=1e9,
+            source="here",
+        )
+
+    hardware = Hardware(replace(truth, kernels=(row("ring_attention"), row("glu"))), "cpu.yaml")
+    correction = Correction(factors={"attention": 0.5, "kernels": 2.0}, operation=0.0, steps={})
+    corrected = apply_correction(hardware, correction, "2026-11-23", "a test")
+    assert [row.rate for row in corrected.kernels] == [2e9, 5e8]
+    assert [row.source for row in corrected.kernels] == [
+        "here-attention-2026-11-23",
+        "here-kernels-2026-11-23",
+    ]
+    assert corrected.matmul == truth.matmul
