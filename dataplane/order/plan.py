@@ -126,6 +126,8 @@ class Decision:
     """An integer weight per source."""
     digest: str
     """Hash over this decision, those before it, and the plan (runlog/decisions.py)."""
+    before: tuple[int, ...] = ()
+    """The plan's rows before `row`, by source; empty: to be counted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ class Leg:
     before: Int64
     """Rows before the first row, by source."""
     order: Assignment | Eras
-    written_off: Debts
-    """Tokens by source that the decision did not carry."""
+    carried: Debts
+    """Debts at the first row."""
 
 
 class SteeredOrder:
@@ -63,9 +63,12 @@ class SteeredOrder:
         ]
         """First row by leg, then the number of rows."""
         self._load = load
+        nothing = (Fraction(0),) * len(plan.sources)
         no_rows = np.zeros(len(plan.sources), np.int64)
-        self._legs = [Leg(0, no_rows, planned, ())]
-        self._extending = threading.Lock()
+        self._legs = {0: Leg(0, no_rows, planned, nothing)}
+        self._carried = [nothing]
+        """Debts at the first row of each leg; the planned order knows its own."""
+        self._lock = threading.RLock()
 
     @property
     def planned(self) -> Assignment | Eras:
@@ -74,8 +77,8 @@ class SteeredOrder:
 
     def reuse(self, earlier: SteeredOrder) -> None:
         """Take over what was computed for fewer decisions of the same plan."""
-        with earlier._extending:
-            self._legs = list(earlier._legs)
+        with earlier._lock:
+            self._legs, self._carried = dict(earlier._legs), list(earlier._carried)
 
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return, by row, the source, and the draw: the number of earlier rows with this source."""
@@ -90,12 +93,14 @@ class SteeredOrder:
     def locate_draws(self, source: int, draws: Int64) -> Int64:
         """Return the rows of a source's draws; for draws after its last row, `self.rows`."""
         rows = np.full(len(draws), self.rows, np.int64)
-        for leg_id, (_, end_row) in enumerate(pairwise(self.bounds)):
-            leg = self.leg(leg_id)
-            mask = (draws >= leg.before[source]) & (draws < self.counts(end_row)[source])
+        edges = [int(self.before(number)[source]) for number in range(len(self.bounds) - 1)]
+        edges.append(int(self.counts(self.rows)[source]))
+        for number, (first_draw, end_draw) in enumerate(pairwise(edges)):
+            mask = (draws >= first_draw) & (draws < end_draw)
             if mask.any():
-                leg_rows = leg.order.locate_draws(source, draws[mask] - leg.before[source])
-                rows[mask] = leg_rows + leg.first_row
+                leg = self.leg(number)
+                rows[mask] = leg.order.locate_draws(source, draws[mask] - first_draw)
+                rows[mask] += leg.first_row
         return rows
 
     def counts(self, row: int) -> Int64:
@@ -116,32 +121,83 @@ class SteeredOrder:
         return leg.order.debts(row - leg.first_row)
 
     def leg(self, number: int) -> Leg:
-        """Return the leg that decision `number` - 1 begins; 0: the plan's rows before the first."""
-        with self._extending:
-            while len(self._legs) <= number:
-                self._legs.append(self._next_leg())
-        return self._legs[number]
+        """Return the leg that decision `number` - 1 begins; 0: the plan's rows before the first.
+
+        Where decisions say how many rows came before them, no earlier leg is assigned.
+        """
+        with self._lock:
+            if number not in self._legs:
+                self._legs[number] = self._assign_leg(number)
+            return self._legs[number]
+
+    def before(self, number: int) -> Int64:
+        """Return the rows before a leg, by source."""
+        if number and (before := self.plan.decisions[number - 1].before):
+            return np.array(before, np.int64)
+        leg = self.leg(max(number - 1, 0))
+        counts: Int64 = leg.before + leg.order.counts(self.bounds[number] - leg.first_row)
+        return counts
 
     def _leg_before(self, row: int) -> Leg:
         """Return the leg that holds the row before `row`."""
         return self.leg(int(np.searchsorted(self.bounds[1:-1], row, side="left")))
 
-    def _next_leg(self) -> Leg:
-        last, decision = self._legs[-1], self.plan.decisions[len(self._legs) - 1]
-        row = decision.row - self.plan.first_row
-        before = last.before + last.order.counts(row - last.first_row)
-        owed = last.order.debts(row - last.first_row)
-        phases = [phase for phase in self.plan.phases if phase.first_row <= decision.row]
-        longest = Fraction(max(phase.seq_len for phase in phases))
-        debts = tuple(max(-longest, min(debt, longest)) for debt in owed)
-        written_off = tuple(debt - kept for debt, kept in zip(owed, debts, strict=True))
+    def _assign_leg(self, number: int) -> Leg:
+        while len(self._carried) <= number:
+            self._carried.append(self._carry(self._owed(len(self._carried))))
+        decision = self.plan.decisions[number - 1]
+        carried = self._carried[number]
         order = Eras(
             lines_from(self.plan, decision),
-            debts,
+            carried,
             pays_debts=True,
             load=self._load(f"{self.plan.hash}-{decision.digest}"),
         )
-        return Leg(row, before, order, written_off)
+        return Leg(self.bounds[number], self.before(number), order, carried)
+
+    def _owed(self, number: int) -> Debts:
+        """Compute the tokens owed at the end of the leg before, by source."""
+        first_row, row = self.bounds[number - 1 : number + 1]
+        num_rows = row - first_row
+        if number == 1:
+            return tuple(self.planned.debts(num_rows))
+        row_tokens, lines = lines_from(self.plan, self.plan.decisions[number - 2])[0]
+        if num_rows > sum(line.rows for line in lines):  # rows of two lengths
+            return tuple(self.leg(number - 1).order.debts(num_rows))
+        taken = (self.before(number) - self.before(number - 1)).tolist()
+        owed = zip(self._carried[number - 1], owed_rows(lines, num_rows), taken, strict=True)
+        return tuple(debt + (rows - count) * row_tokens for debt, rows, count in owed)
+
+    def _carry(self, owed: Debts) -> Debts:
+        """Return the debts that the next decision carries: up to a longest row."""
+        decision = self.plan.decisions[len(self._carried) - 1]
+        phases = [phase for phase in self.plan.phases if phase.first_row <= decision.row]
+        longest = Fraction(max(phase.seq_len for phase in phases))
+        return tuple(max(-longest, min(debt, longest)) for debt in owed)
+
+    def written_off(self, number: int) -> Debts:
+        """Return the tokens by source that the decision of a leg did not carry."""
+        with self._lock:
+            carried = self.leg(number).carried
+            owed = self.debts(self.bounds[number])
+        return tuple(debt - kept for debt, kept in zip(owed, carried, strict=True))
+
+
+def owed_rows(lines: Sequence[Line], num_rows: int) -> list[Fraction]:
+    """Compute the rows owed to each source after the first rows of lines."""
+    owed = [Fraction(0)] * len(lines[0].start)
+    for line in lines:
+        rows, total = min(line.rows, num_rows), sum(line.start)
+        ends = zip(line.start, line.end, strict=True)
+        owed = [
+            debt
+            + Fraction(rows * (2 * line.rows * start + (end - start) * rows), 2 * line.rows * total)
+            for debt, (start, end) in zip(owed, ends, strict=True)
+        ]
+        num_rows -= rows
+        if not num_rows:
+            break
+    return owed
 
 
 def lines_from(plan: Plan, decision: Decision) -> Lines:

@@ -1,7 +1,7 @@
 """Decisions of a run: the shares of its sources from a step on, one line each, in decisions.jsonl.
 
     {"step": 107, "row": 856, "shares": {"web": 0.7, "code": 0.3}, "by": "hand", "why": {…},
-     "digest": "9b1f…"}
+     "taken": {"web": 428, "code": 428}, "digest": "9b1f…"}
 
 A line is durable before any rank follows it, and is never changed: a resume replays the file. The
 digest chains a line to those before it and to the plan; the ledger's hash covers it from that step
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAME = "decisions.jsonl"
 PLAN = "plan.json"
 DIGEST_BYTES = ledger.DIGEST_BYTES
-FIELDS = ("step", "row", "shares", "by", "why")
+FIELDS = ("step", "row", "shares", "by", "why", "taken")
 TOLERANCE = Fraction(1, 10**6)
 """Largest distance between a sum of shares and 1: weights have the proportions of the shares."""
 HINT = "restore it from a copy: the rows of the run cannot be known without it"
@@ -51,6 +51,8 @@ class RecordedDecision:
     """`hand`, or the kind of the phase's controller."""
     why: Mapping[str, Any]
     """What the decision was made from."""
+    taken: Mapping[str, int]
+    """The plan's rows before `row`, by source: the order from here on needs no earlier decision."""
     digest: str
 
     @classmethod
@@ -108,8 +110,10 @@ def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
     made = [*plan.decisions]
     for decision in recorded:
         weights = exact_weights(plan, decision.shares)
+        before = tuple(decision.taken.get(source.name, 0) for source in plan.sources)
         if (
             weights is None
+            or sum(before) != decision.row - plan.first_row
             or not plan.first_step <= decision.step < plan.end_step
             or plan.step(decision.step).first_row != decision.row
             or (made and decision.row <= made[-1].row)
@@ -118,7 +122,9 @@ def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
                 f"the decision from step {decision.step:,} on is none of the plan {plan.hash}",
                 hint="restore the plan.json that the run was started with",
             )
-        made.append(Decision(row=decision.row, weights=weights, digest=decision.digest))
+        made.append(
+            Decision(row=decision.row, weights=weights, digest=decision.digest, before=before)
+        )
     return replace(plan, decisions=tuple(made))
 
 

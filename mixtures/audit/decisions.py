@@ -1,8 +1,8 @@
 """Show the decisions of a run, and repeat those of controllers from what they recorded.
 
-A decision is as it must be if its line chains to those before it, and, for a controller, if it
-decides the same shares, bit by bit, from the same inputs: its settings and the losses, as recorded;
-and what the plan and the decisions before say themselves: the shares in force, the controller's
+A decision is as it must be if its line chains to those before it and says how many rows each source
+had given. That of a controller must follow, bit by bit, from its settings and the losses, as
+recorded, and from what the plan and the decisions before say: the shares in force, the controller's
 memory, and the limits by `max_epochs` at this row.
 """
 
@@ -72,11 +72,13 @@ def audit_decisions(opened: OpenedPlan) -> Iterator[AuditedDecision]:
     names = [source.name for source in plan.sources]
     before = Stream(replace(plan, decisions=()))
     for number, made in enumerate(recorded):
+        before = before.steer(replace(plan, decisions=plan.decisions[:number]))
+        counts = zip(names, before.counts(made.row).tolist(), strict=True)
+        _compare(made, "taken", {name: count for name, count in counts if count}, made.taken)
         if made.by != HAND:
-            before = before.steer(replace(plan, decisions=plan.decisions[:number]))
             _check(before, recorded[:number], made)
         assert isinstance(stream.assignment, SteeredOrder)
-        written_off = stream.assignment.leg(number + 1).written_off
+        written_off = stream.assignment.written_off(number + 1)
         lost = {name: float(debt) for name, debt in zip(names, written_off, strict=True) if debt}
         owed = dict(zip(names, stream.debts(made.row), strict=True))
         yield AuditedDecision(
@@ -100,13 +102,15 @@ def _check(stream: Stream, earlier: Sequence[RecordedDecision], made: RecordedDe
     observed = Observed(losses=why["losses"], held_out=why["held_out"])
     verdict = repeat_controller(why["control"], at, shares, observed, state, limits)
     decided = {name: share for name, share in (verdict.shares or {}).items() if share}
-    for name, repeated, value in (
-        ("shares", decided, dict(made.shares)),
-        *((key, verdict.why[key], why.get(key)) for key in verdict.why),
-    ):
-        if repeated != value:
-            raise IntegrityError(
-                f"the decision from step {made.step:,} on cannot be repeated: its {name} are "
-                f"{value}, and {made.by} gives {repeated}",
-                hint="the file was changed, or this headrace has another controller",
-            )
+    _compare(made, "shares", decided, made.shares)
+    for key, repeated in verdict.why.items():
+        _compare(made, key, repeated, why.get(key))
+
+
+def _compare(made: RecordedDecision, name: str, repeated: object, value: object) -> None:
+    if repeated != value:
+        raise IntegrityError(
+            f"the decision from step {made.step:,} on cannot be repeated: its {name} are {value}, "
+            f"and should be {repeated}",
+            hint="the file was changed, or this headrace has another controller",
+        )

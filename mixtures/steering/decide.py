@@ -68,7 +68,7 @@ def decide_by_hand(
             hint="one of the two can decide: branch without `control` to steer by hand",
         )
     _check_shares(plan, phase, shares)
-    decision = _record(plan, recorded, first_step, shares, HAND, {"request": request})
+    decision = _record(stream, recorded, first_step, shares, HAND, {"request": request})
     if problem := find_shortage(stream, decision):
         raise PlanError(
             problem, hint="lower the source's share, or branch with a higher `max_epochs`"
@@ -93,7 +93,7 @@ def decide_by_controller(
     verdict = repeat_controller(control, at, shares, observed, state, limits)
     if verdict.shares is None:
         return None
-    decision = _record(plan, recorded, first_step, verdict.shares, control["kind"], verdict.why)
+    decision = _record(stream, recorded, first_step, verdict.shares, control["kind"], verdict.why)
     return None if find_shortage(stream, decision) else decision
 
 
@@ -153,20 +153,23 @@ def find_shortage(stream: Stream, decision: RecordedDecision) -> str | None:
 
 
 def _record(
-    plan: Plan,
+    stream: Stream,
     recorded: Sequence[RecordedDecision],
     step: int,
     shares: Mapping[str, float],
     by: str,
     why: Mapping[str, Any],
 ) -> RecordedDecision:
+    plan, row = stream.plan, stream.plan.step(step).first_row
+    taken = zip(plan.sources, stream.counts(row).tolist(), strict=True)
     return RecordedDecision.chained(
         recorded[-1].digest if recorded else plan.hash,
         step=step,
-        row=plan.step(step).first_row,
+        row=row,
         shares={name: share for name, share in shares.items() if share},
         by=by,
         why=why,
+        taken={source.name: count for source, count in taken if count},
     )
 
 

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.configs import CONFIGS
 from support.ranks import forked
 
+from headrace.console.errors import IntegrityError
 from headrace.dataplane.runlog import decisions, ledger, writer
 from headrace.mixtures.audit.auditor import Auditor
-from headrace.mixtures.planning.open_plan import open_plan
+from headrace.mixtures.planning.open_plan import OpenedPlan, open_plan
+from headrace.mixtures.proof.proof import prove_document
+from headrace.mixtures.proof.verify import verify_proof
 from headrace.mixtures.steering.request import NAME, find_request, write_request
+from headrace.trainer.cli import main as trainer
 
 REQUESTED = {"web": 0.125, "code": 0.875}
 KILL = """
@@ -151,12 +156,47 @@ def test_a_killed_decision_gives_the_same_run(start: Callable[..., Run], moment:
     check_undisturbed(run, steered)
     opened = open_plan(str(steered))
     assert all(Auditor(opened).step(step)[1] for step in range(opened.plan.end_step))
+    check_proofs(opened, steered)
     rows = opened.stream.counts(opened.plan.phases[0].end_row) - opened.stream.counts(made["row"])
     assert rows[1] >= 0.875 * (opened.plan.phases[0].end_row - made["row"]) - 2
     state = json.loads((steered / "checkpoints/step-00000019/state.json").read_text())
     assert state["mixing"] == {"decisions": 1}
     unsteered = json.loads((run.folder / "checkpoints/step-00000002/state.json").read_text())
     assert "mixing" not in unsteered
+
+
+def check_proofs(opened: OpenedPlan, steered: Path) -> None:
+    """Find a document where it stands, prove it, and verify it with the decisions alone."""
+    auditor = Auditor(opened)
+    row = opened.plan.end_row - 1
+    [audited] = auditor.rows(range(row, row + 1))
+    number = audited.documents[0].document
+    proof = prove_document(str(steered), f"number:{number}", audited.source)
+    assert row in [exposure["row"] for exposure in proof.answer["exposures"]]
+    there = steered.parent / "there"
+    there.mkdir()
+    for name in (decisions.PLAN, decisions.NAME, ledger.NAME):
+        shutil.copy(steered / name, there)
+    verify_proof(proof, run=str(there))
+    (there / decisions.NAME).unlink()
+    with pytest.raises(IntegrityError, match="lacks the decision"):
+        verify_proof(proof, run=str(there))
+
+
+def test_a_schedule_by_held_out_loss_needs_one(dataset: Callable[..., str], tmp_path: Path) -> None:
+    control = {"kind": "held-out", "stages": [{"code": 1}]}
+    sources = {name: {"data": dataset(name, count=80)} for name in ("web", "code")}
+    phase = {"tokens": 960, "seq_len": 16, "batch": 64, "weights": {"web": 0.5, "code": 0.5}}
+    mixture = tmp_path / "mixture.yaml"
+    mixture.write_text(
+        json.dumps({"sources": sources, "phases": {"main": {**phase, "control": control}}})
+    )
+    words = ["run", "--mixture", str(mixture), "--model", str(CONFIGS / "tiny.yaml"), "--dry-run"]
+    done = CliRunner().invoke(
+        trainer, [*words, "model.vocab_size=512", "--out", str(tmp_path / "r")]
+    )
+    assert done.exit_code == 1
+    assert "the controller held-out of phase main needs `evaluate`" in done.output
 
 
 @pytest.mark.long

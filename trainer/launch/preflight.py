@@ -47,7 +47,7 @@ DISK_RESERVE = 1 << 20
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step and do not depend on the machine."""
     checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, check_attention, _vocabulary]
-    checks += [_groups, _weights, _held_out, _positions, _batches, _noise]
+    checks += [_groups, _weights, _held_out, _controllers, _positions, _batches, _noise]
     checks += [_loggers, _store] * is_first()
     run_all(*(partial(check, job) for check in checks))
 
@@ -314,6 +314,31 @@ def _weights(job: Job) -> None:
 def _held_out(job: Job) -> None:
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_held_out(job.run.evaluate, job.plan)
+
+
+def _controllers(job: Job) -> None:
+    """Raise if a phase's controller decides from held-out losses that the run does not measure."""
+    from ...dataplane.order.plan import Plan
+    from ...mixtures.controllers import load_controller
+
+    plan = job.plan
+    if not isinstance(plan, Plan):
+        return
+    for phase in plan.phases:
+        controller = load_controller(phase.control) if phase.control else None
+        if controller is None or not controller.needs_evaluations:
+            continue
+        names = []
+        if job.run.evaluate is not None:
+            names = list(evaluate.held_out_datasets(job.run.evaluate, plan))
+        if not names or controller.watched not in (None, *names):
+            problem = "needs `evaluate`"
+            if names:
+                problem = f"watches the held-out loss of {controller.watched}, which has no rows"
+            raise PlanError(
+                f"the controller {controller.kind} of phase {phase.name} {problem}",
+                hint=f"name one of {', '.join(names)}" if names else "add evaluate.every=500",
+            )
 
 
 def _devices(job: Job) -> None:

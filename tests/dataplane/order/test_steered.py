@@ -102,8 +102,11 @@ def test_random_decisions_keep_each_source_within_two_rows(plan: Plan) -> None:
     taken = [0] * len(plan.sources)
     if plan.decisions:
         assert isinstance(stream.assignment, SteeredOrder)
-        legs = [stream.assignment.leg(number + 1) for number in range(len(plan.decisions))]
-        written_off = {leg.first_row: leg.written_off for leg in legs}
+        order = stream.assignment
+        written_off = {
+            decision.row: order.written_off(number)
+            for number, decision in enumerate(plan.decisions, 1)
+        }
     else:
         written_off = {}
     for row, shares in enumerate(walk_shares(plan)):
@@ -120,6 +123,18 @@ def test_random_decisions_keep_each_source_within_two_rows(plan: Plan) -> None:
         owed = [debt + share * lengths[row] for debt, share in zip(owed, shares, strict=True)]
         owed[source] -= lengths[row]
         assert max(map(abs, owed)) < 2 * longest[row]
+    # Decisions that say how many rows came before give the same order, without earlier legs.
+    counted = [tuple(stream.counts(decision.row).tolist()) for decision in plan.decisions]
+    pairs = zip(plan.decisions, counted, strict=True)
+    decisions = tuple(replace(decision, before=before) for decision, before in pairs)
+    again = Stream(replace(plan, decisions=decisions))
+    assert again.debts(plan.end_row) == owed
+    if decisions:
+        assert isinstance(again.assignment, SteeredOrder)
+        lengths_in_legs = [phase.seq_len for phase in plan.phases]
+        assert len(set(lengths_in_legs)) > 1 or len(again.assignment._legs) <= 2
+    for known, located in zip(again.assignment.locate(rows), (sources, draws), strict=True):
+        assert np.array_equal(known, located)
     for source, count in enumerate(taken):
         its_rows = rows[sources == source]
         numbers = np.arange(count + 2)
@@ -199,7 +214,7 @@ def test_what_a_decision_cannot_carry_is_written_off() -> None:
         plan = replace(plan, decisions=(*plan.decisions, decision))
     stream = Stream(plan)
     assert isinstance(stream.assignment, SteeredOrder)
-    lost = [max(map(abs, stream.assignment.leg(n + 1).written_off)) for n in range(names - 2)]
+    lost = [max(map(abs, stream.assignment.written_off(n + 1))) for n in range(names - 2)]
     assert max(lost) > 0
     assert max(abs(debt) for row in range(names) for debt in stream.debts(row)) < 16
 

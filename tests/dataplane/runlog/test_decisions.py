@@ -23,6 +23,7 @@ def decide(plan: Plan, step: int, previous: str, **changes: Any) -> RecordedDeci
         "shares": {"web": 0.25, "math": 0.75},
         "by": "hand",
         "why": {"request": "7f"},
+        "taken": {"web": plan.step(step).first_row - 1, "code": 1},
     }
     return RecordedDecision.chained(previous, **fields | changes)
 
@@ -43,6 +44,7 @@ def test_the_digest_covers_the_plan_the_decisions_before_and_each_field(run: Pat
     previous = plan.hash
     for decision in recorded:
         fields = [decision.step, decision.row, decision.shares, "hand", {"request": "7f"}]
+        fields.append({"web": decision.row - 1, "code": 1})
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
         data = bytes.fromhex(previous) + text
         previous = hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -97,7 +99,7 @@ def test_a_decision_that_the_ledger_follows_cannot_be_lost(run: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"row": 1}, {"shares": {"other": 1}}, {"shares": {"web": 0.5}},
+    [{"row": 1}, {"taken": {"web": 1}}, {"shares": {"other": 1}}, {"shares": {"web": 0.5}},
      {"shares": {"web": 1.5, "code": -0.5}}],
 )  # fmt: skip
 def test_decisions_of_another_plan_are_refused(two_phases: Plan, changes: dict[str, Any]) -> None:

@@ -184,6 +184,7 @@ def test_the_audit_repeats_controllers_bit_by_bit(
     changes: list[dict[str, Any]] = [
         {"shares": {"web": 0.5, "code": 0.5}},
         {"why": last.why | {"limits": {}}},
+        {"taken": {"web": last.row - 1, "code": 1}},
         {"why": last.why | {"before": {}}},
         {"why": last.why | {"shares": {"web": 0.5, "code": 0.5}}},
         {"why": last.why | {"after": {}}},
