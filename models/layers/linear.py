@@ -63,16 +63,18 @@ class SplitLinear(nn.Module):
         (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
         """
         sizes, weight = list(sizes or self.parts.values()), self.weight
-        rows = self.narrow_rows()
+        rows, axis = self.narrow_rows(), self.axis
         if share is not None:
             assert self.bias is None and not self.wide
+            assert not (self.fp8 and axis), "scales of gradients cover the rows of one axis"
+            axis = axis or share.name
             sizes = [len(share.part_range(size)) for size in sizes]
             parts = weight.split(list(self.parts.values()))
             weight = torch.cat([part[share.part(len(part))] for part in parts])
             rows = len(weight)
         if self.fp8:
             quantized = stored or (None, None)
-            y = fp8_linear(x, *quantized, weight, self.bias, rows, "", self.axis)
+            y = fp8_linear(x, *quantized, weight, self.bias, rows, "", axis)
         elif not joined and fuses_gradient_sums(x, weight):
             return split_product(x, weight, self.bias, sizes)
         else:

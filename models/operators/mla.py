@@ -79,7 +79,7 @@ class MLA(Attention):
 
     def sends_latents(self, axes: Axes) -> bool:
         context = axes.context.size
-        if context == 1 or axes.attention != "a2a":
+        if context == 1 or axes.attention != "a2a" or (self.kv_b.fp8 and self.kv_b.axis):
             return False
         is_less: bool = self.options.sends_latents(axes.tensor.size, context)
         return is_less

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from support.ranks.ranks import Ranks
 from support.trained import trained_parameters
 
+from headrace.models.config.options.precision import Fp8Config
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
 from headrace.models.parallel.local_shard import LocalShard
+from headrace.models.transforms.fp8 import quantize
 
 ROWS, LENGTH = 3, 48
 CUTS = [0, 1, 2, 9, 46, 48, 60, 72, 73, 144]
@@ -170,6 +172,19 @@ def test_latents_with_tensor_parallelism_and_recompute(
         model = tiny_of("[a, a]", {"a": {"kind": "mla", "heads": 4, "kv_lora_rank": rank, **sizes}})
         assert apart(four, model, CUTS, tensor=2) < BOUND
         assert apart(four, model, CUTS, recompute="block") < BOUND
+
+
+def test_latents_in_fp8_have_the_scales_of_whole_rows(
+    two: Ranks, tiny_of: Callable[..., Model]
+) -> None:
+    sizes = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 4, "v_head_dim": 16}
+    options = {"kind": "mla", "heads": 4, "kv_lora_rank": 16, **sizes}
+    config = Fp8Config(smallest=16, ends=0)
+    model = quantize(tiny_of("[a, a]", {"a": options}), config)
+    expansions = [m for name, m in model.named_modules() if name.endswith("kv_b")]
+    assert expansions and all(linear.fp8 for linear in expansions)
+    assert apart(two, model, CUTS, fp8=config) < BOUND
+    assert apart(two, model, CUTS, fp8=config, fault="scale") > 1e-8
 
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])

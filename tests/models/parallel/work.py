@@ -68,12 +68,13 @@ def model_part(
     delta: str = "states",
     recompute: Recompute = "none",
     training: bool = False,
+    fp8: Fp8Config | None = None,
     fault: str | None = None,
 ) -> tuple[np.ndarray, float, dict[str, tuple[LocalShard, np.ndarray]]]:
     """Return this rank's part of the logits, the auxiliary losses, and its gradients with their
     local shards."""
     shared, axis = grid(tensor) if tensor > 1 else (ALONE, context_axis())
-    model = Model(config).double().train(training)
+    model = quantize(Model(config).double(), fp8).train(training)
     model.load_state_dict({name: torch.from_numpy(w) for name, w in weights.items()})
     forms: dict[str, Any] = {"attention": attention, "hyena_li": hyena_li, "delta": delta}
     model.shard(Axes(tensor=shared, context=axis, **forms))
