@@ -54,12 +54,29 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Trial:
-    words: tuple[str, ...]
-    """Words of `trainer run` that choose the layout."""
+class Layout:
     processes: int
     micro_batch: int
     """Tokens that a rank computes on at once."""
+    recompute: str
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        return (
+            "engine.kind=fsdp2",
+            f"micro_batch_tokens={self.micro_batch}",
+            f"recompute={self.recompute}",
+        )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Words of `trainer run` that choose the layout."""
+        return ("--processes", str(self.processes), *self.overrides)
+
+
+@dataclass(frozen=True)
+class Trial:
+    layout: Layout
     tokens_per_second: float
 
 
@@ -130,9 +147,9 @@ def _largest(candidates: Sequence[Candidate], trials: dict[int, Trial], budget: 
     return 0
 
 
-def choose_batch(tokens: int, trial: Trial, seq_len: int) -> int:
+def choose_batch(tokens: int, processes: int, seq_len: int) -> int:
     """Return a step's tokens: a power of two of rows on each rank, for about `STEPS` steps."""
-    batch = trial.processes * seq_len
+    batch = processes * seq_len
     while 2 * batch <= min(tokens // STEPS, MAX_BATCH):
         batch *= 2
     return batch

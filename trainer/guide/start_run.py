@@ -247,7 +247,9 @@ class Start:
             f"{format_duration(tokens / trial.tokens_per_second)} at the measured "
             f"{format_number(trial.tokens_per_second)} tokens a second"
         )
-        batch = sizing.choose_batch(tokens, trial, seq_len)
+        layout = trial.layout
+        batch = sizing.choose_batch(tokens, layout.processes, seq_len)
+        layout = replace(layout, micro_batch=min(layout.micro_batch, batch // layout.processes))
         mixture = self.out / "mixture.yaml"
         self.shell.run(
             *("mixtures", "new", dataset, "--tokens", str(tokens), "--seq-len", str(seq_len)),
@@ -255,7 +257,7 @@ class Start:
         )
         return [
             *("trainer", "run", "--mixture", str(mixture), *candidate.words),
-            *("--out", str(self.run_folder.root), *trial.words),
+            *("--out", str(self.run_folder.root), *layout.words),
             *self._settings(candidate, trial, tokens, batch),
         ]
 
@@ -282,8 +284,6 @@ class Start:
             f"checkpoints.keep_last={CHECKPOINTS - 1}",
             "watch.not_finite=skip",
         ]
-        if batch < trial.micro_batch * trial.processes:
-            settings.append(f"micro_batch_tokens={batch // trial.processes}")
         if (self.data / "val").exists():
             settings += [f"evaluate.every={max(steps // EVALUATIONS, 1)}", "evaluate.rows=32"]
         return settings

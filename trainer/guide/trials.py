@@ -15,7 +15,7 @@ from ..cluster.ranks import INTERRUPTED
 from ..folders.folder import RunFolder
 from ..layout.devices import count_gpus
 from .shell import Shell, note
-from .sizing import MICRO_BATCHES, Candidate, Trial
+from .sizing import MICRO_BATCHES, Candidate, Layout, Trial
 
 if TYPE_CHECKING:
     from ..run.job import Job
@@ -33,6 +33,10 @@ CHECKPOINTS = 3
 """Checkpoints on disk: two that are kept, and one that is written."""
 UNSAVED = 10**6
 """Steps between checkpoints, of a run that saves none."""
+
+
+ONE_RANK = Layout(1, 1024, "none")
+"""Layout for counting parameters, which depend on none."""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Trials:
                 break
             fastest = trial
         if fastest is not None:
-            self.processes = fastest.processes
+            self.processes = fastest.layout.processes
         return fastest
 
     def _process_counts(self) -> list[int]:
@@ -70,18 +74,13 @@ class Trials:
 
     def _measure(self, candidate: Candidate, processes: int) -> Trial | None:
         for micro_batch, recompute in MICRO_BATCHES[self.device]:
-            words = (
-                *("--processes", str(processes)),
-                "engine.kind=fsdp2",
-                f"micro_batch_tokens={max(micro_batch, self.seq_len)}",
-                f"recompute={recompute}",
-            )
-            if self._fits(candidate, words, processes):
+            layout = Layout(processes, max(micro_batch, self.seq_len), recompute)
+            if self._fits(candidate, layout):
                 break
         else:
             return None
-        batch = max(micro_batch, self.seq_len) * processes
-        run = self._run(candidate, words, processes, batch)
+        batch = layout.micro_batch * processes
+        run = self._run(candidate, layout, batch)
         if run is None:
             return None
         seconds = [line["seconds"] for line in list(lines.read(run.metrics))[WARM_UP:STEPS]]
@@ -90,13 +89,12 @@ class Trials:
             f"{candidate.name} on {format_count(processes, 'ranks')}: "
             f"{format_number(speed)} tokens a second"
         )
-        return Trial(words, processes, batch // processes, speed)
+        return Trial(layout, speed)
 
-    def _run(
-        self, candidate: Candidate, words: tuple[str, ...], processes: int, batch: int
-    ) -> RunFolder | None:
+    def _run(self, candidate: Candidate, layout: Layout, batch: int) -> RunFolder | None:
         """Run a trial that an earlier start has not finished; return None if it failed."""
-        run = RunFolder(self.folder / f"{candidate.name}-{processes}")
+        name = f"{candidate.name}-{layout.processes}x{layout.micro_batch}-{layout.recompute}"
+        run = RunFolder(self.folder / name)
         if len(list(lines.read(run.metrics))) >= STEPS:
             return run
         mixture = self.folder / f"mixture-{batch}.yaml"
@@ -105,7 +103,7 @@ class Trials:
         if not mixture.exists():
             self.shell.run("mixtures", "new", self.dataset, *sizes)
         code = self.shell.run(
-            *("trainer", "run", "--mixture", str(mixture), *candidate.words, *words),
+            *("trainer", "run", "--mixture", str(mixture), *candidate.words, *layout.words),
             *("--out", str(run.root), "--stop-after", str(STEPS)),
             *(f"checkpoints.every={UNSAVED}", "watch.tensorboard=false"),
             expected=(INTERRUPTED, FAILED),
@@ -114,14 +112,17 @@ class Trials:
         self.refused = "its trial failed, as printed above"
         return run if code == INTERRUPTED else None
 
-    def _fits(self, candidate: Candidate, words: tuple[str, ...], processes: int) -> bool:
+    def _fits(self, candidate: Candidate, layout: Layout) -> bool:
         """Return True if the counted bytes of a rank and the checkpoints fit this machine."""
         from ...models.accounting.state import device_bytes
         from ..accounting import memory
 
-        job = self.resolve(candidate, (*words[2:], f"processes={processes}"), processes)
+        job = self.resolve(candidate, layout)
         needed = max(device_bytes(moment.parts) for moment in memory.timelines(job, 0))
-        free, saved = self._free_memory(processes), CHECKPOINTS * memory.checkpoint_bytes(job)
+        free, saved = (
+            self._free_memory(layout.processes),
+            CHECKPOINTS * memory.checkpoint_bytes(job),
+        )
         disk = shutil.disk_usage(self.folder.parent).free
         if saved > disk:
             self.refused = (
@@ -142,7 +143,7 @@ class Trials:
 
         return int(MEMORY_SHARE * memory_limit(local_device("cuda")))
 
-    def resolve(self, candidate: Candidate, words: tuple[str, ...] = (), processes: int = 1) -> Job:
+    def resolve(self, candidate: Candidate, layout: Layout = ONE_RANK) -> Job:
         """Resolve a candidate's run, with synthetic rows like the dataset's."""
         from ..run.request import RunRequest
         from ..run.resolve import resolve
@@ -150,9 +151,10 @@ class Trials:
         rows = (
             "synthetic.steps=1",
             f"synthetic.seq_len={self.seq_len}",
-            f"synthetic.batch_rows={processes * max(MICRO_BATCHES[self.device])[0]}",
+            f"synthetic.batch_rows={layout.processes * max(MICRO_BATCHES[self.device])[0]}",
+            f"processes={layout.processes}",
         )
-        overrides = (*candidate.overrides, *words, *rows)
+        overrides = (*candidate.overrides, *layout.overrides, *rows)
         return resolve(
             RunRequest(
                 model=candidate.model,

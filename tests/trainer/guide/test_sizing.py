@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from headrace.models.accounting.count import build_meta, count_parameters
 from headrace.models.config.config import ModelConfig
 from headrace.trainer.guide import sizing
-from headrace.trainer.guide.sizing import Budget, Candidate, Trial
+from headrace.trainer.guide.sizing import Budget, Candidate, Layout, Trial
 from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import resolve
 
 SIZES = [10**6, 4 * 10**6, 2 * 10**7, 10**8, 5 * 10**8, 10**9]
+LAYOUT = Layout(1, 1024, "none")
 CANDIDATES = [Candidate(str(size), None, (), size) for size in SIZES]
 
 
@@ -31,7 +30,7 @@ class Machine:
         self.measured.append(candidate.parameters)
         if candidate.parameters > self.limit:
             return None
-        return Trial((), 1, 1024, self.speed(candidate.parameters))
+        return Trial(LAYOUT, self.speed(candidate.parameters))
 
 
 @pytest.mark.parametrize("flops", [1e9, 1e11, 1e13, 1e15])
@@ -87,9 +86,8 @@ def test_sizes_are_models_and_grow(tmp_path):
 
 
 def test_batches_are_rows_of_all_ranks_in_about_a_thousand_steps():
-    trial = Trial((), 2, 2048, 1.0)
     for tokens in (10**4, 10**6, 10**8, 10**12):
-        batch = sizing.choose_batch(tokens, trial, 512)
+        batch = sizing.choose_batch(tokens, 2, 512)
         assert batch % (2 * 512) == 0
         assert batch == 1024 or batch == sizing.MAX_BATCH or 1000 <= tokens / batch < 2000
-    assert sizing.choose_batch(10**8, replace(trial, processes=1), 512) == 1 << 16
+    assert sizing.choose_batch(10**8, 1, 512) == 1 << 16

@@ -116,6 +116,8 @@ def test_text_becomes_a_run_whose_parts_were_measured(corpus: Path, commands: Co
     run = commands.lines[-1]
     assert run[run.index("--processes") + 1] == "2", "the fastest: 2 ranks read twice as much"
     assert "evaluate.rows=32" in run
+    keys = [word.partition("=")[0] for word in run if "=" in word]
+    assert len(keys) == len(set(keys)), "each key is set once"
     tokens = int(commands.lines[-3][commands.lines[-3].index("--tokens") + 1])
     manifest = json.loads(Path("runs/tales/data/train/manifest.json").read_text())
     available = sum(generation["tokens"] for generation in manifest["generations"])
