@@ -9,7 +9,7 @@ import click
 from ..console import command, page
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
-from .builder.options import chat_options, fim_options
+from .builder.options import chat_options, fim_options, genome_options
 from .neardup.commands import duplicates, neardup
 from .views.commands import pack, pack_options, select, sort
 
@@ -91,6 +91,7 @@ def train_command(as_json: bool, **values: Any) -> None:
 @options.screen_options
 @chat_options
 @fim_options
+@genome_options
 @pack_options
 @click.option(
     "--rehash",

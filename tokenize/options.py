@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
-from .builder.options import apply_options, parse_settings, pop_chat, pop_fim
+from .builder.options import apply_options, parse_settings, pop_chat, pop_fim, pop_genome
 from .executors import ExecutorKind
 from .sources import CORPUS_FORMATS
 from .sources.fields import FIELD_KINDS
@@ -311,6 +311,8 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
             values |= {"decontaminate": evaluations, "contaminated": action or "drop"}
     if "fim" in values:
         values["fim"] = pop_fim(values)
+    if "genome_seed" in values:
+        values["genome"] = pop_genome(values)
     if "chat" in values:
         values["chat"] = pop_chat(values)
     if "shard_size" in values:
@@ -328,7 +330,7 @@ def build_config(values: dict[str, Any]) -> BuildConfig:
 
 
 def _splits(words: tuple[str, ...]) -> dict[str, float]:
-    from .builder.build import check_splits
+    from .builder.settings import check_splits
 
     splits: dict[str, float] = {}
     for word in words:

@@ -7,8 +7,7 @@ The manifest is written last, atomically. A build can be killed at any moment an
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,6 +31,7 @@ from ..corpus.drop_list import StoredDrops
 from ..corpus.evaluations import EvaluationConfig, read_evaluations
 from ..corpus.field_types import resolve_types
 from ..corpus.filters import Filter
+from ..corpus.genome import Genome, GenomeConfig
 from ..corpus.inputs import find_files, store_standard_input
 from ..executors import ExecutorConfig
 from ..files.file_hashes import hash_files
@@ -44,7 +44,7 @@ from .commit import BuildResult, commit, write_derived_files
 from .dedup import DigestWorker, find_duplicates
 from .drops import check_drops, check_ids
 from .fim import FimConfig, check_tokenizer
-from .garbage import FOLDERS, remove_garbage
+from .garbage import remove_garbage
 from .generations import (
     find_generation_files,
     find_missing_shards,
@@ -53,7 +53,7 @@ from .generations import (
     select_new_files,
 )
 from .lock import BuildLock
-from .settings import DROPS, LOCKS, WORK, BuildJob, dataset_url, work_url
+from .settings import DROPS, LOCKS, BuildJob, check_splits, dataset_url, work_url
 from .shuffle import GatherWorker, collect_spills, plan_gather_tasks
 from .task_state import TaskState
 from .tasks import Task, TokenizeWorker
@@ -62,7 +62,6 @@ log = get_logger(__name__)
 
 SMALL_SHARD, MANY_SHARDS = 1 << 20, 1000
 """A build warns about shards below this size if it makes more than this many."""
-SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,8 @@ class BuildConfig:
     """drop: leave out documents with an n-gram of an evaluation; cut: cut the n-grams out."""
     chat: ChatConfig | None = None
     """The chat template by which records become conversations, and what is learnt of them."""
+    genome: GenomeConfig | None = None
+    """Windows, strands and lineage tags of sequences, and groups for splits."""
     fim: FimConfig | None = None
     """Rearrange a share of the documents for fill-in-the-middle."""
     on_error: OnError = "fail"
@@ -140,6 +141,14 @@ class BuildConfig:
         for name in ("chat", "fim"):
             if getattr(self, name) is not None:
                 self._check_documents(name)
+        if self.genome is not None:
+            others = {
+                "filter": self.filter,
+                "decontaminate": self.decontaminate,
+                "max_document_tokens": self.max_document_tokens,
+                "on_error: skip": self.on_error == "skip" or None,
+            }
+            self.genome.check_build(self.byte, self.chat, bool(self.splits), others)
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:
@@ -180,21 +189,6 @@ class BuildConfig:
             raise ValueError("chat and text_field: a conversation has fields of its own")
 
 
-def check_splits(splits: Mapping[str, float]) -> None:
-    """Raise ValueError for an invalid fraction, or a name that is another folder of a build."""
-    for name in splits:
-        if name == "train":
-            raise ValueError("`train` is the name of the rest, which no split gets")
-        if not SPLIT_NAME.fullmatch(name):
-            raise ValueError(f"a split's name has letters, digits, - and _ only, not `{name}`")
-        if name in (WORK, *FOLDERS):
-            raise ValueError(
-                f"a split cannot be called `{name}`: a build has a folder of this name"
-            )
-    if any(not 0 < fraction < 1 for fraction in splits.values()) or sum(splits.values()) >= 1:
-        raise ValueError("splits are fractions between 0 and 1, and their sum must be less than 1")
-
-
 def build(config: BuildConfig) -> dict[str, Manifest]:
     """Build whatever is missing; return the datasets' manifests by URL."""
     tokenizer, inputs, _, drops, rule, evaluations = run_all(
@@ -224,7 +218,8 @@ def build(config: BuildConfig) -> dict[str, Manifest]:
         known_types = load_kept_types(config.out.rstrip("/"), make_job(config, tokenizer).outputs)
         config = replace(config, source=resolve_types(config.source, inputs, known_types))
     config = add_conversations(config, tokenizer, inputs)
-    job = replace(make_job(config, tokenizer), filter=rule)
+    genome = Genome.load(config.genome) if config.genome is not None else None
+    job = replace(make_job(config, tokenizer), filter=rule, genome=genome)
     with BuildLock(work_url(job.url, LOCKS)) as lock:
         if drops is not None:
             stored_drops = StoredDrops.write(drops, work_url(job.url), DROPS)
@@ -336,12 +331,14 @@ def add_conversations(
 
 def make_job(config: BuildConfig, tokenizer: Tokenizer) -> BuildJob:
     out = config.out.rstrip("/")
+    windows = config.genome is not None and config.genome.window is not None
+    splits_large = config.max_document_tokens is not None or windows
     return BuildJob(
         url=out,
         format=config.format,
         compression=config.compression,
         shard_size=config.shard_size,
-        source=replace(config.source, split_large=config.max_document_tokens is not None),
+        source=replace(config.source, split_large=splits_large),
         tokenizer=tokenizer.info,
         tokenizer_files=tokenizer.files,
         splits=tuple(sorted(config.splits.items())),

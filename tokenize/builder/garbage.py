@@ -17,10 +17,8 @@ from ...dataplane.datasets.manifest import Manifest
 from ...dataplane.storage import storage
 from ...dataplane.storage.atomic import HALF_WRITTEN
 from ..files.standard_input import FOLDER as STDIN
-from .settings import DIGESTS, DROPS, SPILLS, TASKS, BuildJob, dataset_url, work_url
+from .settings import DIGESTS, DROPS, FOLDERS, SPILLS, TASKS, BuildJob, dataset_url, work_url
 
-FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
-"""A dataset's folders."""
 NAMED_BY_CONTENT = re.compile(r"(shards|fields|tables|tokenizers)/[0-9a-f]{32}\.\w+(\.zstd)?")
 
 

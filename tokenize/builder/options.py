@@ -87,6 +87,66 @@ def fim_options(function: Any) -> Any:
     return apply_options(options, function)
 
 
+def genome_options(function: Any) -> Any:
+    """Add the options for genomes."""
+    options = [
+        click.option(
+            "--window", type=int, metavar="BASES", help="Genomes: cut sequences into windows."
+        ),
+        click.option(
+            "--stride", type=int, metavar="BASES", help="--window: from one to the next (BASES)."
+        ),
+        click.option(
+            "--reverse-complement",
+            metavar="both|SHARE",
+            help="Genomes: also the other strand, or it alone of this share of the documents.",
+        ),
+        click.option(
+            "--lineages",
+            metavar="FILE",
+            help="Genomes: tags |d__…;p__…| before documents; lines of an id, a tab, a lineage.",
+        ),
+        click.option(
+            "--lineage-dropout", type=float, metavar="SHARE", help="--lineages: ranks to leave out."
+        ),
+        click.option(
+            "--lineage-every",
+            type=int,
+            metavar="BASES",
+            help="--lineages: repeat the tag after so many bases (131072).",
+        ),
+        click.option(
+            "--split-groups",
+            "groups",
+            metavar="FILE",
+            help="--split: keep groups whole; lines of an id, a tab, a group or a split.",
+        ),
+        click.option(
+            "--genome-seed", type=int, metavar="SEED", help="Seed of strands and dropout (0)."
+        ),
+    ]
+    return apply_options(options, function)
+
+
+def pop_genome(values: dict[str, Any]) -> dict[str, Any] | None:
+    """Pop the settings for genomes from the options' values."""
+    names = ("window", "stride", "lineages", "lineage_dropout", "lineage_every", "groups")
+    settings = {name: values.pop(name) for name in names}
+    settings["seed"], strands = values.pop("genome_seed"), values.pop("reverse_complement")
+    if strands not in (None, "both"):
+        try:
+            strands = float(strands)
+        except ValueError:
+            raise click.UsageError(
+                f"--reverse-complement {strands}: write both, or a share such as 0.5"
+            ) from None
+    settings["reverse_complement"] = strands
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings.keys() == {"seed"}:
+        raise click.UsageError("--genome-seed needs --reverse-complement or --lineage-dropout")
+    return settings or None
+
+
 def pop_chat(values: dict[str, Any]) -> dict[str, Any] | None:
     """Pop the settings for conversations from the options' values."""
     fields = _pop_fields(values)

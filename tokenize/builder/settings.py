@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...dataplane.datasets.manifest import TokenizerInfo
@@ -11,6 +12,7 @@ from ...dataplane.storage import storage
 from ..corpus.decontaminate import StoredEvaluations
 from ..corpus.drop_list import StoredDrops
 from ..corpus.filters import Filter
+from ..corpus.genome import Genome
 from ..sources.format import SourceConfig
 from .fim import FimConfig
 
@@ -23,6 +25,9 @@ LOCKS = "claims"
 TASKS, DIGESTS, DROPS, SPILLS = "tasks", "digests", "drops", "spills"
 """Other folders in WORK: states of tasks (task_state.py), digests of documents and numbers of
 duplicates (dedup.py), and documents to shuffle (shuffle.py)."""
+FOLDERS = ("", "shards", "fields", "tables", "tokenizers")
+"""A dataset's folders."""
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +58,16 @@ class BuildJob:
     """Function that decides which documents stay."""
     evaluations: StoredEvaluations | None = None
     """Evaluations that documents must not contain."""
+    genome: Genome | None = None
+    """How sequences become documents."""
     fim: FimConfig | None = None
     """How documents are rearranged for fill-in-the-middle."""
 
     @property
     def cuts(self) -> bool:
         """Return True if a corpus document may be cut into several before it is tokenized."""
-        return self.evaluations is not None and self.evaluations.action == "cut"
+        cuts = self.evaluations is not None and self.evaluations.action == "cut"
+        return cuts or self.genome is not None
 
     @property
     def masks(self) -> bool:
@@ -79,12 +87,13 @@ class BuildJob:
     def identity(self) -> dict[str, Any]:
         """Return the settings that decide a task's bytes, except the input. Task ids hash them and
         manifests store them."""
-        settings, chat = asdict(self), self.source.chat
-        for key in ("url", "tokenizer_files", "drops", "evaluations", "buckets"):
+        settings, chat = asdict(replace(self, genome=None)), self.source.chat
+        for key in ("url", "tokenizer_files", "drops", "evaluations", "buckets", "genome"):
             del settings[key]
         del settings["source"]["chat"]
         return {
             **settings,
+            **({} if self.genome is None else {"genome": self.genome.identity}),
             "chat": chat and chat.identity,
             "drop": self.drops and self.drops.digest,
             "filter": self.filter and self.filter.identity,
@@ -106,3 +115,16 @@ def dataset_url(url: str, output: str) -> str:
 
 def work_url(url: str, *names: str) -> str:
     return storage.join(url, WORK, *names)
+
+
+def check_splits(splits: Mapping[str, float]) -> None:
+    """Raise ValueError for an invalid fraction, or a name that is another folder of a build."""
+    for name in splits:
+        if name == "train":
+            raise ValueError("`train` is the name of the rest, which no split gets")
+        if not SPLIT_NAME.fullmatch(name):
+            raise ValueError(f"a split's name has letters, digits, - and _ only, not `{name}`")
+        if name in (WORK, *FOLDERS):
+            raise ValueError(f"a split cannot be called `{name}`: a build has such a folder")
+    if any(not 0 < fraction < 1 for fraction in splits.values()) or sum(splits.values()) >= 1:
+        raise ValueError("splits are fractions between 0 and 1, and their sum must be less than 1")

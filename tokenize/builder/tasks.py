@@ -84,7 +84,9 @@ class TokenizeWorker:
     @cached_property
     def reader(self) -> DocumentReader:
         screen = Screen(self.job.drops, self.job.filter, self.job.evaluations)
-        return DocumentReader(self.job.source, self.job.skip_bad, screen if screen else None)
+        return DocumentReader(
+            self.job.source, self.job.skip_bad, screen if screen else None, self.job.genome
+        )
 
     def __call__(self, task: Task) -> Iterator[TaskEvent]:
         job = self.job
@@ -186,9 +188,11 @@ class TokenizeWorker:
             indices_by_output[""] = kept
         else:
             for k in kept:
-                indices_by_output[
-                    choose_split(content_hash(texts.texts[k]), self.job.splits)
-                ].append(k)
+                group = None if texts.groups is None else texts.groups[k]
+                if group not in indices_by_output:
+                    digest = content_hash(texts.texts[k] if group is None else group)
+                    group = choose_split(digest, self.job.splits)
+                indices_by_output[group].append(k)
         for name, indices in indices_by_output.items():
             num_finished = state.outputs[name].next - number
             if num_finished > 0:

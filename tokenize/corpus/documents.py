@@ -19,6 +19,7 @@ from ..chat.problems import NOTHING, REFUSED, UNSTEADY
 from ..sources import corpus_format
 from ..sources.fields import FIELD_KINDS, null_table
 from ..sources.format import BadRecord, Slice, SourceConfig, Texts
+from .genome import Genome
 from .read_stats import MAX_MESSAGES, ReadStats
 from .screen import Screen
 
@@ -64,27 +65,36 @@ class DocumentReader:
     skip_bad: bool
     screen: Screen | None = None
     """Rules that drop documents; None keeps all."""
+    genome: Genome | None = None
+    """How sequences become documents; None: as they are read."""
 
     def read(self, slices: Sequence[Slice], stats: ReadStats) -> Iterator[tuple[str, Texts]]:
         """Yield file names with document batches; count in `stats`."""
         for file_slice in slices:
-            records = 0
-            for texts in corpus_format(file_slice.file.format).read(file_slice, self.config):
-                for problem in texts.problems:
-                    self.reject(problem)
-                    stats.add_bad(problem)
-                empty = texts.texts.count("")
-                if empty:
-                    stats.counts["empty documents"] += empty
-                    texts = texts.select([k for k, text in enumerate(texts.texts) if text])
-                records += len(texts.texts) + len(texts.problems)
-                if self.config.keep:
-                    texts = self._add_fields(texts, stats)
-                if self.screen is not None:
-                    texts = self.screen.apply(file_slice.file, texts, stats)
-                yield file_slice.file.name, texts
-            if not records and file_slice.start == 0:
-                stats.counts["files without documents"] += 1
+            name, batches = file_slice.file.name, self._read_slice(file_slice, stats)
+            if self.genome is not None:
+                batches = self.genome.expand(name, batches, stats)
+            for texts in batches:
+                yield name, texts
+
+    def _read_slice(self, file_slice: Slice, stats: ReadStats) -> Iterator[Texts]:
+        records = 0
+        for texts in corpus_format(file_slice.file.format).read(file_slice, self.config):
+            for problem in texts.problems:
+                self.reject(problem)
+                stats.add_bad(problem)
+            empty = texts.texts.count("")
+            if empty:
+                stats.counts["empty documents"] += empty
+                texts = texts.select([k for k, text in enumerate(texts.texts) if text])
+            records += len(texts.texts) + len(texts.problems)
+            if self.config.keep:
+                texts = self._add_fields(texts, stats)
+            if self.screen is not None:
+                texts = self.screen.apply(file_slice.file, texts, stats)
+            yield texts
+        if not records and file_slice.start == 0:
+            stats.counts["files without documents"] += 1
 
     def _add_fields(self, texts: Texts, stats: ReadStats) -> Texts:
         """Add kept fields to texts, all null for formats without fields; count the nulls."""

@@ -15,7 +15,7 @@ import numpy as np
 from ...console.errors import InputError
 from ..files.input_file import File
 from ..sources.format import BadRecord, Texts
-from . import decontaminate
+from . import decontaminate, genome
 from .decontaminate import StoredEvaluations
 from .drop_list import StoredDrops
 from .filters import MAX_REASONS, Filter
@@ -89,6 +89,5 @@ class Screen:
 def count_documents_read(num_kept: int, counts: Counter[str]) -> int:
     """Return how many documents were read, if `num_kept` remain after the rules."""
     num_dropped = sum(count for name, count in counts.items() if name.startswith(DROPPED))
-    return (
-        num_kept + num_dropped + counts[decontaminate.CUT_COUNT] - counts[decontaminate.PIECE_COUNT]
-    )
+    num_added = counts[decontaminate.PIECE_COUNT] + counts[genome.ADDED_COUNT]
+    return num_kept + num_dropped + counts[decontaminate.CUT_COUNT] - num_added

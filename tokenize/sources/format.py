@@ -126,6 +126,8 @@ class Texts:
     """Kept fields: a pyarrow.Table with one row per text, or None."""
     marks: list[TextSpans] | None = None
     """Special-token spans and learnt parts in conversations; None for plain texts."""
+    groups: list[str] | None = None
+    """What is never divided between splits; None: texts alone decide."""
 
     def select(self, numbers: Sequence[int]) -> Texts:
         """Select documents by index."""
@@ -138,6 +140,7 @@ class Texts:
             ids=None if self.ids is None else [self.ids[k] for k in numbers],
             fields=None if self.fields is None else self.fields.take(np.array(numbers, np.int64)),
             marks=None if self.marks is None else [self.marks[k] for k in numbers],
+            groups=None if self.groups is None else [self.groups[k] for k in numbers],
         )
 
 

@@ -1,0 +1,206 @@
+"""Sequences of genomes as documents, against plain definitions on whole sequences."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.data.corpora import ids_of, read_dataset
+
+from headrace.console.errors import InputError
+from headrace.dataplane.tokenizers.byte import ByteConfig
+from headrace.tokenize.builder.build import BuildConfig
+from headrace.tokenize.cli import main
+from headrace.tokenize.corpus.genome import Genome, GenomeConfig, reverse_complement
+from headrace.tokenize.corpus.read_stats import ReadStats
+from headrace.tokenize.sources.format import Texts
+
+DNA = st.text("ACGTNacgtRYK-", min_size=1, max_size=120)
+PAIRS = dict(zip("ACGTNacgtRYK-", "TGCANtgcaYRM-", strict=True))
+BYTE = ByteConfig(dna=True, mask_control_tags=True)
+
+
+def plain_windows(sequence: str, window: int | None, stride: int | None) -> list[tuple[int, str]]:
+    """Windows from every stride-th base, up to the first that reaches the end."""
+    if window is None:
+        return [(0, sequence)]
+    result = []
+    for first in range(0, len(sequence), stride or window):
+        result.append((first, sequence[first : first + window]))
+        if first + window >= len(sequence):
+            break
+    return result
+
+
+@given(
+    sequences=st.lists(DNA, min_size=1, max_size=4),
+    window=st.integers(1, 40),
+    stride=st.none() | st.integers(1, 40),
+    both=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_windows_cover_whole_sequences_read_in_any_pieces(
+    sequences: list[str], window: int, stride: int | None, both: bool, data: st.DataObject
+) -> None:
+    stride = stride and min(stride, window)
+    config = GenomeConfig(window=window, stride=stride, reverse_complement="both" if both else 0.0)
+    batches: list[Texts] = [Texts([], [], [])]
+    for number, sequence in enumerate(sequences):
+        cuts = sorted(data.draw(st.sets(st.integers(1, max(len(sequence) - 1, 1)), max_size=4)))
+        pieces = [sequence[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
+        for piece in filter(None, pieces):
+            if (
+                batches[-1].texts
+                and batches[-1].positions[-1] != number
+                and data.draw(st.booleans())
+            ):
+                last = batches[-1]
+                assert last.ids is not None
+                batches[-1] = Texts(
+                    [*last.texts, piece], [*last.positions, number], [*last.ids, f"s{number}"]
+                )
+            else:
+                batches.append(Texts([piece], [number], [f"s{number}"]))
+    stats = ReadStats()
+    made = [
+        (id, text)
+        for texts in Genome(config).expand("f", batches, stats)
+        for id, text in zip(texts.ids or [], texts.texts, strict=True)
+    ]
+    expected = []
+    for number, sequence in enumerate(sequences):
+        windows = plain_windows(sequence, window, stride)
+        covered = {base for first, part in windows for base in range(first, first + len(part))}
+        assert covered == set(range(len(sequence)))
+        for first, part in windows:
+            name = f"s{number}:{first}-{first + len(part)}"
+            expected.append((name, part))
+            if both:
+                expected.append((f"{name}(-)", "".join(PAIRS[base] for base in reversed(part))))
+    assert made == expected
+    assert sum(stats.counts.values()) == len(made) - len(sequences)
+
+
+@given(DNA)
+def test_the_complement_of_a_complement_is_the_sequence(sequence: str) -> None:
+    assert reverse_complement(reverse_complement(sequence)) == sequence
+
+
+def one_by_one(config: GenomeConfig, count: int, **tables: Any) -> list[str]:
+    texts = Texts(["AAAC"] * count, list(range(count)), [f"s{number}" for number in range(count)])
+    (expanded,) = Genome(config, **tables).expand("f", [texts], ReadStats())
+    return list(expanded.texts)
+
+
+def test_a_coin_turns_a_share_of_the_documents() -> None:
+    turned = one_by_one(GenomeConfig(reverse_complement=0.3), 2000)
+    assert set(turned) == {"AAAC", "GTTT"}
+    assert 500 < turned.count("GTTT") < 700
+    assert one_by_one(GenomeConfig(reverse_complement=0.3), 100) == turned[:100]
+    other = one_by_one(GenomeConfig(reverse_complement=0.3, seed=1), 2000)
+    assert other != turned
+    assert one_by_one(GenomeConfig(reverse_complement=1.0), 3) == ["GTTT"] * 3
+
+
+def test_tags_stand_before_documents_and_lose_ranks() -> None:
+    lineages = {f"s{number}": "d__B;p__P;s__E coli" for number in range(1000)}
+    config = GenomeConfig(lineages="x", lineage_every=2)
+    assert one_by_one(config, 1, lineages=lineages) == [
+        "|d__B;p__P;s__E coli|AA|d__B;p__P;s__E coli|AC"
+    ]
+    config = GenomeConfig(lineages="x", lineage_dropout=0.25)
+    tagged = one_by_one(config, 1000, lineages=lineages)
+    for rank, none in (("d__B", "d__None"), ("p__P", "p__None"), ("s__E coli", "s__None")):
+        dropped = sum(none in text for text in tagged)
+        assert 190 < dropped < 310 and dropped + sum(rank in text for text in tagged) == 1000
+    both = sum("d__None" in text and "p__None" in text for text in tagged)
+    assert 30 < both < 100  # independent draws
+    assert one_by_one(config, 1, lineages={}) == ["AAAC"]
+
+
+@pytest.fixture
+def fasta(tmp_path: Path) -> Path:
+    draw = random.Random(1)
+    records = [
+        (f"chr{number}", "".join(draw.choices("ACGT", k=200 + 97 * number))) for number in range(12)
+    ]
+    lines = [
+        f">{id} x\n" + "\n".join(s[i : i + 60] for i in range(0, len(s), 60)) for id, s in records
+    ]
+    (tmp_path / "g.fa").write_text("\n".join(lines) + "\n")
+    return tmp_path / "g.fa"
+
+
+def test_a_group_is_never_divided_between_splits(
+    fasta: Path, tmp_path: Path, run_build: Callable[..., Path]
+) -> None:
+    groups = {f"chr{number}": f"genus-{number // 3}" for number in range(9)} | {"chr9": "val"}
+    (tmp_path / "groups.tsv").write_text("".join(f"{id}\t{name}\n" for id, name in groups.items()))
+    config = GenomeConfig(
+        window=100, stride=50, reverse_complement="both", groups=str(tmp_path / "groups.tsv")
+    )
+    out = run_build(fasta, byte=BYTE, genome=config, splits={"val": 0.4}, slice_size=700)
+    ids = {
+        name: [(id or "").split(":")[0] for id in ids_of(out / name)] for name in ("train", "val")
+    }
+    assert set(ids["train"]) | set(ids["val"]) == {f"chr{number}" for number in range(12)}
+    in_group = {name: {groups.get(id, id) for id in sequences} for name, sequences in ids.items()}
+    assert not in_group["train"] & in_group["val"]
+    assert "val" in in_group["val"] and len(in_group["train"]) > 1
+    again = run_build(fasta, byte=BYTE, genome=config, splits={"val": 0.4}, out="again")
+    for name in ("train", "val"):  # whatever the slices
+        assert [row[1:] for row in read_dataset(out / name)] == [
+            row[1:] for row in read_dataset(again / name)
+        ]
+
+
+def test_documents_of_a_genome_are_counted_and_named(fasta: Path, tmp_path: Path) -> None:
+    (tmp_path / "lineages.tsv").write_text(
+        "chr0\td__Bacteria;p__P\n# a comment\nchr1\t|d__Archaea|\n"
+    )
+    options = "--tokenizer byte --dna --mask-control-tags --window 150 --reverse-complement both"
+    command = ["build", str(fasta), *options.split(), "--lineages", str(tmp_path / "lineages.tsv")]
+    done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "d")])
+    assert done.exit_code == 0, done.output
+    assert "read 12 records, kept 12" in done.output
+    ids = ids_of(tmp_path / "d")
+    assert ids[:4] == ["chr0:0-150", "chr0:0-150(-)", "chr0:150-200", "chr0:150-200(-)"]
+    (tmp_path / "lineages.tsv").write_text("chr0\td__Archaea;p__P\n")
+    changed = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "d")])
+    assert changed.exit_code == 1 and "was built with other settings" in changed.output
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"genome": GenomeConfig(window=10)}, "need dna or mask_control_tags"),
+        (
+            {"genome": GenomeConfig(lineages="x"), "byte": ByteConfig(dna=True)},
+            "lineages need mask",
+        ),
+        ({"genome": GenomeConfig(groups="x")}, "groups are for splits"),
+        (
+            {"genome": GenomeConfig(window=9), "byte": BYTE, "max_document_tokens": 9},
+            "window and max_document_tokens",
+        ),
+    ],
+)
+def test_settings_that_contradict_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BuildConfig(inputs=("a",), out="b", tokenizer="byte", **values)
+
+
+def test_wrong_tables_and_numbers_are_refused(tmp_path: Path) -> None:
+    for values in ({"stride": 3}, {"window": 2, "stride": 3}, {"reverse_complement": 2.0}):
+        with pytest.raises(ValueError, match=r"stride|share"):
+            GenomeConfig(**values)
+    (tmp_path / "t").write_text("chr0\ta\nchr0\tb\n")
+    with pytest.raises(InputError, match="line 2: not an id, a tab and a value"):
+        Genome.load(GenomeConfig(groups=str(tmp_path / "t")))
