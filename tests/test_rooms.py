@@ -23,6 +23,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "record",
         "run",
         "accounting",
+        "inference",
         "launch",
         "cli",
         "guide",

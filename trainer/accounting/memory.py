@@ -199,7 +199,7 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
     embeddings = stream if any(layer.shared for layer in config.layers) else 0
     layer_bytes = embeddings + stream + max(find_peak(layer.forward) for layer in passes.layers)
     hidden_bytes, logit_bytes = _head_bytes(config, shape)
-    inputs = {INPUTS: 3 * 8 * shape.rows * shape.seq_len}  # ids, positions and targets
+    inputs = {INPUTS: 3 * 8 * _local_tokens(shape)}  # ids, positions and targets
     if layer_bytes > hidden_bytes + logit_bytes:
         return {ACTIVATIONS: layer_bytes, **inputs}
     return {ACTIVATIONS: hidden_bytes, LOGITS: logit_bytes, **inputs}
@@ -211,10 +211,11 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
 
     from ...models.accounting.fake.model import FakeModel
     from ...models.accounting.sorts import reduce_to_kinds
+    from ...models.accounting.state import Degrees
     from ...models.model.model import Model
     from ..scores.likelihood import POSITIONS, score_positions
 
-    tokens = shape.rows * shape.seq_len
+    tokens = _local_tokens(shape)
 
     def norm(model: Model) -> None:
         hidden = model.norm(torch.empty(1, tokens, config.width))
@@ -226,8 +227,12 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
             model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64)
         )
 
-    model = FakeModel(reduce_to_kinds(config), replace(shape, rows=1, seq_len=1))
+    model = FakeModel(reduce_to_kinds(config), replace(shape, rows=1, seq_len=1, degrees=Degrees()))
     return model.peak_bytes(norm), model.peak_bytes(logits)
+
+
+def _local_tokens(shape: Shape) -> int:
+    return shape.rows * shape.seq_len // shape.degrees.cp
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:

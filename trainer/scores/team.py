@@ -2,7 +2,8 @@
 
     rank 0 ── batches ──► rank r computes batches r, r + n, r + 2n, … ── results ──► rank 0
 
-Batches do not depend on the number of ranks, so neither do the results.
+Batches do not depend on the number of ranks, so neither do the results. Consecutive ranks may
+compute each batch together, if they share its rows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -20,6 +21,9 @@ from ...console.errors import RunError, UserError
 from ...console.progress import Progress
 from ..cluster import ranks
 from ..cluster.lost_ranks import naming_lost_ranks
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -31,13 +35,14 @@ ROUND = 16
 
 
 @contextlib.contextmanager
-def joined_ranks() -> Iterator[None]:
-    """Join the ranks that torchrun, or any launcher that sets RANK and WORLD_SIZE, has started."""
+def joined_ranks(backend: str = "gloo", device: torch.device | None = None) -> Iterator[None]:
+    """Join the ranks that torchrun, or any launcher that sets RANK and WORLD_SIZE, has started.
+    `device` is this rank's, if the ranks communicate over GPUs."""
     if not ranks.is_rank():
         yield
         return
     with naming_lost_ranks(f"rank {os.environ['RANK']}"):
-        ranks.initialise("gloo", TIMEOUT, JOIN)
+        ranks.initialise(backend, TIMEOUT, JOIN, device)
         try:
             yield
         finally:
@@ -53,16 +58,19 @@ class Team:
         group: dist.ProcessGroup | None = None,
         *,
         workers: int | None = None,
+        members: int = 1,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """The first `workers` ranks compute (default: all); the remaining ones wait. `beat` is
-        called after each batch and each exchange."""
+        """The first `workers` ranks compute (default: all); the remaining ones wait. `members`
+        consecutive ranks compute a batch together, and the result is that of the first of them.
+        `beat` is called after each batch and each exchange."""
         single = not dist.is_initialized()
         self.functions = functions
         self.group = group
         self.rank = 0 if single else dist.get_rank(group)
         self.size = 1 if single else dist.get_world_size(group)
-        self.workers = min(self.size, workers or self.size)
+        self.members = members
+        self.replicas = min(self.size, workers or self.size) // members
         self.beat = beat
 
     def lead(self, act: Callable[[], T]) -> T | None:
@@ -83,13 +91,21 @@ class Team:
         """Return the results by batch, on rank 0. `label` and `unit` are shown as progress."""
         results: list[Any] = []
         with Progress(label, total=sum(map(len, batches)), unit=unit) as progress:
-            step = self.workers * ROUND if self.size > 1 else 1
-            for start in range(0, len(batches), step):
-                round_batches = batches[start : start + step]
-                self._broadcast_task((function, round_batches))
-                results += self._compute(function, round_batches)
+            for start in range(0, len(batches), self.round_batches):
+                round_batches = batches[start : start + self.round_batches]
+                results += self.map_round(function, round_batches)
                 progress.advance(sum(map(len, round_batches)))
         return results
+
+    @property
+    def round_batches(self) -> int:
+        """Batches between two exchanges."""
+        return self.replicas * ROUND if self.size > 1 else 1
+
+    def map_round(self, function: str, batches: Sequence[Any]) -> list[Any]:
+        """Return the results by batch, on rank 0, after one exchange."""
+        self._broadcast_task((function, batches))
+        return self._compute(function, batches)
 
     def _broadcast_task(self, task: Any) -> Any:
         """Return rank 0's task on all ranks."""
@@ -108,6 +124,8 @@ class Team:
             local = [self._apply(function, batch) for batch in self._local_batches(batches)]
         except Exception as error:  # raised on rank 0: the other ranks must not wait for ever
             local = error if isinstance(error, UserError) else self._unexpected_error(error)
+            if self.members > 1:  # they may wait in the midst of the batch for this rank
+                raise local from error
         gathered: list[Any] = [local]
         if self.size > 1:
             gathered = [None] * self.size
@@ -121,12 +139,13 @@ class Team:
             if isinstance(results, UserError):
                 raise results
         return [
-            gathered[number % self.workers][number // self.workers]
+            gathered[number % self.replicas * self.members][number // self.replicas]
             for number in range(len(batches))
         ]
 
     def _local_batches(self, batches: Sequence[Any]) -> Sequence[Any]:
-        return batches[self.rank :: self.workers] if self.rank < self.workers else []
+        replica = self.rank // self.members
+        return batches[replica :: self.replicas] if replica < self.replicas else []
 
     def _apply(self, function: str, batch: Any) -> Any:
         result = self.functions[function](batch)
