@@ -152,13 +152,17 @@ READING = [
     Step("anneal-dry-run", "trainer anneal main --mixtures anneal.yaml --dry-run --json"),
     Step("export", "trainer export main exported --format headrace --json", True),
     Step("sample", "trainer sample main --prompt water --tokens 4 --temperature 0 --json", True),
+    Step(
+        "variants",
+        "trainer variants main calls.vcf --reference genome.fa --out scores.tsv --dry-run --json",
+    ),
     Step("recipes", "recipes --json"),
     Step("config", "config optimizer.lr run.yaml --json"),
     Step("config-section", "config checkpoints --json"),
 ]
 """Commands that read the committed world."""
 
-FORKED = {"run", "dry-run", "recall", "report", "export", "sample"}
+FORKED = {"run", "dry-run", "recall", "report", "export", "sample", "variants"}
 """Commands that import torch: they run as forks of a process that has imported it."""
 
 
@@ -187,6 +191,8 @@ def write_inputs(root: Path) -> None:
         [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
     )
     (root / "dna.txt").write_text("ACGTacgtACGT" * 8)
+    (root / "genome.fa").write_text(">one\nACGTACGT\nAC\n")
+    (root / "calls.vcf").write_text("##fileformat=VCFv4.3\none\t5\t.\tA\tC,<DEL>\n")
     yamls = {
         "model": MODEL, "main": MIXTURE, "changing": CHANGING, "anneal": ANNEAL, "run": RUN,
         "cpu": CPU, "packed": "sources: {web: {data: views/packed}}\nphases: "
