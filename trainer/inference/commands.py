@@ -158,7 +158,8 @@ def file_hash(path: str) -> str:
     from pathlib import Path
 
     with Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest: str = hashlib.file_digest(file, "sha256").hexdigest()
+    return digest
 
 
 def _row_length(weights: WeightSource, without_run: int) -> int:

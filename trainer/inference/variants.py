@@ -118,7 +118,7 @@ class Variants:
 
     def _score_chunk(
         self, team: Team, chunk: Sequence[tuple[Allele, Window | str]]
-    ) -> list[Mapping[str, object]]:
+    ) -> list[dict[str, object]]:
         texts: dict[str, str] = {}
         """Names of variants by text; equal texts are scored once."""
         for allele, window in chunk:
