@@ -54,7 +54,10 @@ class AuditedDecision:
             )
         for what, tokens in (("written off", self.written_off), ("owed meanwhile", self.unpaid)):
             if tokens:
-                owed = ", ".join(f"{name} {debt:,.0f} tokens" for name, debt in tokens.items())
+                owed = ", ".join(
+                    f"{name} {abs(debt):,.0f} tokens {'behind' if debt > 0 else 'ahead'}"
+                    for name, debt in tokens.items()
+                )
                 lines.append(f"  {what}: {owed}")
         return "\n".join(lines)
 

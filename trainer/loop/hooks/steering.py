@@ -51,7 +51,8 @@ class Steering(Hook):
             taken = self.pilot.take() if self.pilot is not None else []
             self.decided.add(broadcast_first(taken, self.control))
         if self.pilot is not None:
-            self.pilot.observe_step(record.step.number, record.stats)
+            stats = record.stats if record.skipped is None else None
+            self.pilot.observe_step(record.step.number, stats)
 
     def evaluated(self, step: PlanStep[PhaseRows], evaluation: Evaluation) -> None:
         if self.pilot is not None:

@@ -82,10 +82,11 @@ class Pilot:
             self.record(STEERED, self.step, what=what)
         return taken
 
-    def observe_step(self, step: int, stats: StepStats) -> None:
-        """Note the losses of a step, if its phase has a controller."""
+    def observe_step(self, step: int, stats: StepStats | None) -> None:
+        """Note the losses of a step, if its phase has a controller. `stats` are None if the step
+        was skipped: a spike must not draw shares to its source."""
         self.step = step + 1
-        if not self._watches(step):
+        if not self._watches(step) or stats is None:
             return
         names = [source.name for source in self.decided.plan.sources]
         sums = self._observed.setdefault("sums", {})

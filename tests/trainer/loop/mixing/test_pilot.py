@@ -63,6 +63,7 @@ class Walk:
         self.rows: dict[int, list[int]] = {}
         self.hashes: dict[int, str] = {}
         self.events: list[tuple[Any, ...]] = []
+        self.skipped: int | None = None
 
     def run(self, act: Callable[[int], None] = lambda step: None) -> None:
         """Take steps from the checkpoint on; `act` is called before each."""
@@ -90,7 +91,7 @@ class Walk:
             losses = [count * (3 + math.sin(step + 9 * n)) / (1 + step / 9)
                       for n, count in enumerate(counts)]  # fmt: skip
             stats = SimpleNamespace(losses=losses, weights=counts.tolist())
-            pilot.observe_step(step, stats)  # type: ignore[arg-type]
+            pilot.observe_step(step, None if step == self.skipped else stats)  # type: ignore[arg-type]
             if (step + 1) % 4 == 0:
                 held_out = SimpleNamespace(names=["web", "code"], stats=stats)
                 pilot.observe_evaluation(step, held_out)  # type: ignore[arg-type]
@@ -207,6 +208,25 @@ def test_a_controller_that_is_killed_at_any_moment_decides_the_same(
     assert len(audited) == len(whole.recorded)
     if kind == "odm":
         assert [made.why["at"] for made in whole.recorded] == [7, 12, 17, 22, 27, 32, 37]
+
+
+def test_a_skipped_step_has_no_part_in_a_decision(
+    dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    means = []
+    for name, skipped in (("whole", None), ("skipped", 4)):
+        folder = tmp_path / name
+        planned(dataset, folder, CONTROLS["odm"])
+        walk = Walk(folder)
+        walk.skipped = skipped
+        walk.run()
+        steps = [step for step in range(7) if step != skipped]
+        counts = [np.bincount(walk.rows[step], minlength=2) for step in steps]
+        losses = [(3 + math.sin(step)) / (1 + step / 9) for step in steps]
+        web = sum(loss * count[0] for loss, count in zip(losses, counts, strict=True))
+        assert walk.recorded[0].why["losses"]["web"] == pytest.approx(web / sum(counts)[0])
+        means.append(web / sum(counts)[0])
+    assert means[0] != means[1]
 
 
 def test_a_request_that_no_longer_fits_is_refused_and_the_run_goes_on(
