@@ -50,6 +50,17 @@ def half_a_line(file, decision):
         opened.write(line[:60])
     kill()
 """
+AHEAD = """
+from headrace.trainer.loop.loop import Loop
+begin = Loop.__init__
+
+def begin_ahead(self, *words, **more):
+    begin(self, *words, **more)
+    self.runs_ahead = True
+
+Loop.__init__ = begin_ahead
+"""
+"""Launches a step before the one before it is read, as on a GPU."""
 MOMENTS = {
     "before the line": "decisions.append = kill",
     "within the line": "decisions.append = half_a_line",
@@ -69,8 +80,8 @@ class Run:
     def command(self, out: Path, *words: str, plugin: str | None = None, code: int = 0) -> str:
         file = None
         if plugin is not None:
-            file = out.parent / f"killing_{out.name}.py"
-            file.write_text(KILL + plugin)
+            file = out.parent / f"plugin_{len(list(out.parent.glob('plugin_*')))}.py"
+            file.write_text(plugin)
         command = [sys.executable, "-m", "headrace.trainer.cli", *words]
         done = forked.Command(command, plugin=file).wait()
         assert done.returncode == code, done.stderr
@@ -133,12 +144,12 @@ def check_undisturbed(run: Run, steered: Path) -> None:
 def killed_and_resumed(run: Run, moment: str, ranks: int = 2) -> Path:
     out = run.copy("steered")
     request = write_request(out, REQUESTED, None)
-    run.resume(out, f"processes={ranks}", plugin=MOMENTS[moment], code=1)
+    run.resume(out, f"processes={ranks}", plugin=KILL + MOMENTS[moment], code=1)
     made = decisions.read(out / decisions.NAME, open_plan(str(run.folder)).plan.hash)
     assert len(made) == (moment not in ("before the line", "within the line"))
     waits = moment not in ("after the request", "at the message", "at the row")
     assert (find_request(out) == request) == waits
-    run.resume(out, "processes=1")
+    run.resume(out, "processes=1", plugin=AHEAD)
     return out
 
 

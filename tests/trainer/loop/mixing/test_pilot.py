@@ -176,6 +176,19 @@ def test_a_request_that_is_killed_at_any_moment_is_followed_once(
     assert without.rows != walk.rows and without.hashes[made.step] != walk.hashes[made.step]
 
 
+def test_a_decision_for_a_launched_step_would_be_another_run(
+    dataset: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: one step ahead is too few where a GPU runs ahead."""
+    monkeypatch.setattr(pilots, "LEAD_STEPS", 1)
+    folder = tmp_path / "run"
+    planned(dataset, folder)
+    walk, again = Walk(folder), Walk(folder)
+    walk.run(lambda step: step == 10 and write_request(folder, {"code": 1.0}, None) and None)
+    again.run()
+    assert again.recorded == walk.recorded and again.rows != walk.rows
+
+
 CONTROLS = {
     "odm": {"kind": "odm", "every": 5, "warmup": 2, "smoothing": 0.5},
     "held-out": {
