@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from .frontier import EMPTY, Frontier, join_frontiers, layer_frontier
-from .linear import ROUNDING, order_limits, workspace_limits
+from .linear import ROUNDING, hull, order_limits, workspace_limits
 from .problem import Problem, StagePlan
 
 EXACT_LAYERS = 12
@@ -85,7 +85,6 @@ class Knapsack:
         ]
         self._prefix: list[list[int]] = problem.counts.tolist()
         self._stages: dict[tuple[object, ...], StagePlan | None] = {}
-        self._paths: dict[tuple[int, int, float], list[tuple[float, float, int]]] = {}
         self._cache = {} if cache is None else cache
 
     def stage(self, stage: int, ranges: Ranges, tie: Tie | None = Tie.FIRST) -> StagePlan | None:
@@ -231,13 +230,13 @@ class Knapsack:
         steps: list[tuple[float, int, int, int, float]] = []
         counts: list[list[int]] = []
         for number, item in enumerate(items):
-            path = self._hull_path(item, workspace)
+            item_hull = hull(self.problem.kinds[item.kind], item.in_flight, workspace)
+            assert item_hull is not None, "a bound is finite"
             counts.append([0] * len(self.choices[item.kind]))
-            counts[-1][path[0][2]] = item.layers
-            excess += item.layers * path[0][1]
-            for before, after in pairwise(path):
-                saved = before[1] - after[1]
-                steps.append(((after[0] - before[0]) / saved, number, before[2], after[2], saved))
+            counts[-1][item_hull.choices[0]] = item.layers
+            excess += item.layers * item_hull.bytes
+            pairs = zip(pairwise(item_hull.choices), item_hull.segments, strict=True)
+            steps += [(rate, number, *pair, saved) for pair, (rate, saved) in pairs]
         for _, number, fast, small, saved in sorted(steps):
             if excess <= 0:
                 break
@@ -246,26 +245,6 @@ class Knapsack:
             counts[number][small] += moved
             excess -= moved * saved
         return self._add_up(items, counts)
-
-    def _hull_path(self, item: Item, workspace: float) -> list[tuple[float, float, int]]:
-        """Return seconds, bytes and number of the choices on the lower hull, fastest first."""
-        key = item.kind, item.in_flight, workspace
-        if key in self._paths:
-            return self._paths[key]
-        points = sorted(
-            (c.backward, c.state + item.in_flight * c.activations, number)
-            for number, c in enumerate(self.problem.kinds[item.kind].choices)
-            if c.workspace <= workspace
-        )
-        path = points[:1]
-        for point in points[1:]:
-            if point[1] >= path[-1][1]:
-                continue
-            while len(path) > 1 and _slope(path[-2], path[-1]) >= _slope(path[-1], point):
-                path.pop()
-            path.append(point)
-        self._paths[key] = path
-        return path
 
     def _free_frontier(self, item: Item, count: int, workspace: float) -> Frontier:
         """Return the exact frontier of `count` layers."""
@@ -284,8 +263,3 @@ def _take_turns(numbers: Sequence[int]) -> Iterator[int]:
     """Yield a choice for each of its layers; choices take turns."""
     for turn in range(max(numbers)):
         yield from [number for number, count in enumerate(numbers) if count > turn]
-
-
-def _slope(a: tuple[float, float, int], b: tuple[float, float, int]) -> float:
-    """Return the seconds per byte that the second point saves."""
-    return (b[0] - a[0]) / (a[1] - b[1])

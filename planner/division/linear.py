@@ -11,7 +11,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import pairwise
 
 import numpy as np
 
@@ -28,30 +27,32 @@ def hull(kind: LayerKind, in_flight: int, limit: float) -> Hull | None:
     """Return the lower hull of the choices with workspaces within `limit`; None without any."""
     key = in_flight, bisect_right(kind.workspaces, limit)
     if key not in kind.hulls:
-        kind.hulls[key] = _hull([c for c in kind.choices if c.workspace <= limit], in_flight)
+        kind.hulls[key] = _build_hull(kind.choices, in_flight, limit)
     return kind.hulls[key]
 
 
-def _hull(choices: Iterable[Choice], in_flight: int) -> Hull | None:
-    points: list[tuple[float, float]] = []
-    for seconds, size in sorted((c.backward, c.state + in_flight * c.activations) for c in choices):
-        if points and size >= points[-1][1]:
+def _build_hull(choices: Sequence[Choice], in_flight: int, limit: float) -> Hull | None:
+    path: list[tuple[float, float, int]] = []
+    segments: list[tuple[float, float]] = []
+    for point in sorted(
+        (choice.backward, choice.state + in_flight * choice.activations, number)
+        for number, choice in enumerate(choices)
+        if choice.workspace <= limit
+    ):
+        if path and point[1] >= path[-1][1]:
             continue
-        while len(points) > 1:  # slopes rise along the hull
-            (first_seconds, first_size), (last_seconds, last_size) = points[-2:]
-            if (seconds - last_seconds) * (first_size - last_size) > (
-                last_seconds - first_seconds
-            ) * (last_size - size):
+        while path:
+            saved = path[-1][1] - point[1]
+            rate = (point[0] - path[-1][0]) / saved
+            if not segments or segments[-1][0] < rate:
+                segments.append((rate, saved))
                 break
-            points.pop()
-        points.append((seconds, size))
-    if not points:
+            segments.pop()
+            path.pop()
+        path.append(point)
+    if not path:
         return None
-    segments = [
-        ((seconds_after - seconds) / (size - size_after), size - size_after)
-        for (seconds, size), (seconds_after, size_after) in pairwise(points)
-    ]
-    return *points[0], segments
+    return Hull([number for *_, number in path], path[0][0], path[0][1], segments)
 
 
 def min_seconds(
@@ -67,10 +68,9 @@ def min_seconds(
         kind_hull = hull(problem.kinds[kind], in_flight, limit)
         if kind_hull is None:
             return math.inf
-        seconds, size, segments = kind_hull
-        total += count * seconds
-        excess += count * size
-        kind_segments.append((count, segments))
+        total += count * kind_hull.seconds
+        excess += count * kind_hull.bytes
+        kind_segments.append((count, kind_hull.segments))
     if excess <= 0:
         return total
     steps = [(rate, count * saved) for count, segments in kind_segments for rate, saved in segments]
@@ -141,10 +141,9 @@ def min_backward(
         if kind_hull is None:
             time = np.where(counts[:, number] > 0, np.inf, time)
             continue
-        seconds, size, kind_segments = kind_hull
-        time = time + counts[:, number] * seconds
-        excess = excess + counts[:, number] * size
-        segments += [(rate, number, saved) for rate, saved in kind_segments]
+        time = time + counts[:, number] * kind_hull.seconds
+        excess = excess + counts[:, number] * kind_hull.bytes
+        segments += [(rate, number, saved) for rate, saved in kind_hull.segments]
     for rate, number, saved in sorted(segments):
         taken = np.minimum(np.maximum(excess, 0.0), counts[:, number] * saved)
         time += taken * rate

@@ -29,9 +29,17 @@ Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-Hull = tuple[float, float, list[tuple[float, float]]]
-"""Seconds and bytes of a kind's fastest choice, then segments along the lower hull: seconds per
-byte saved, and bytes saved."""
+
+class Hull(NamedTuple):
+    """Lower hull of a kind's choices in bytes and seconds, fastest first."""
+
+    choices: Sequence[int]
+    """Numbers of the choices."""
+    seconds: float
+    """Seconds of the fastest."""
+    bytes: float
+    segments: Sequence[tuple[float, float]]
+    """Between neighbours: seconds per byte saved, and bytes saved. Rates rise."""
 
 
 class Choice(NamedTuple):

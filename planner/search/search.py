@@ -45,6 +45,8 @@ NEAR = 0.995
 plans after it, and of other ideas, may be so near to the best of their kind."""
 NEAR_IDEA = 0.98
 """The same for an idea that has no plan yet: it would replace the last that is shown."""
+FARTHEST = 8.0
+"""Plans that take more than this multiple of the best step are no candidates, however few."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
 
@@ -144,8 +146,10 @@ class LayoutSearch:
         """Return the price above which plans of these ideas answer no question: that of the best
         candidate, or one that is NEAR the last of the best or the best of the idea."""
         candidates = self.outcome.candidates
-        if len(candidates) < self.num_best:
+        if not candidates:
             return math.inf
+        if len(candidates) < self.num_best:
+            return FARTHEST * candidates[0].solution.price
         best, last = candidates[0].solution.price, candidates[-1].solution.price
         ceiling = max(best, NEAR * last)
         if not self.num_ideas:
