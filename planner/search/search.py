@@ -45,6 +45,8 @@ NEAR = 0.995
 plans after it, and of other ideas, may be so near to the best of their kind."""
 NEAR_IDEA = 0.98
 """The same for an idea that has no plan yet: it would replace the last that is shown."""
+NEAR_KIND = 0.95
+"""The same for the best plan with a kind of parallelism, which says why the best do without it."""
 FARTHEST = 8.0
 """Plans that take more than this multiple of the best step are no candidates, however few."""
 MARGIN = 1e-9
@@ -159,9 +161,9 @@ class LayoutSearch:
     def _idea_ceiling(self, idea: Idea) -> float:
         """Return the price of the candidates that a plan of the idea could replace: the last idea
         that is shown, and the best with a kind of parallelism; at most that of the idea's best."""
-        nearest = (self._kind_prices.get(kind, math.inf) for kind in idea.kinds)
-        replaceable = max((self._last_idea_price, *nearest))
-        return min(NEAR * self._idea_prices.get(idea, math.inf), NEAR_IDEA * replaceable)
+        kinds = [NEAR_KIND * self._kind_prices.get(kind, math.inf) for kind in idea.kinds]
+        replaceable = max(NEAR_IDEA * self._last_idea_price, *kinds, 0.0)
+        return min(NEAR * self._idea_prices.get(idea, math.inf), replaceable)
 
     def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
         if bound < self._ceiling(ideas):
