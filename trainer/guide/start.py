@@ -61,5 +61,6 @@ def main(ctx: click.Context, /, folder: str, out: str | None, **options: Any) ->
     """
     from .start_run import Start
 
-    out = out or str(Path("runs") / Path(folder).resolve().name)
+    corpus = Path(folder).resolve()
+    out = out or str(Path("runs") / (corpus.stem if corpus.is_file() else corpus.name))
     ctx.exit(Start(folder=folder, out=Path(out), **options).run())

@@ -20,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from formats.samples import pin_keys
 
+from headrace.console.errors import RunError
 from headrace.console.headrace import main
 from headrace.trainer.cluster.ranks import INTERRUPTED
 from headrace.trainer.guide import sizing
@@ -57,7 +58,8 @@ class Commands:
         self.lines.append(list(words))
         if words[0] != "trainer":
             result = CliRunner().invoke(main, words)
-            assert result.exit_code == 0, result.output
+            if result.exit_code:
+                raise RunError(result.output)
             return 0
         if words[1] == "resume":
             return self.code
@@ -202,15 +204,23 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_folder_that_cannot_be_read_is_an_error(case: str, tmp_path: Path) -> None:
-    """The commands are real here, as processes."""
-    with contextlib.chdir(tmp_path):
-        BAD[case][0]()
-    words = [sys.executable, "-m", "headrace.console.headrace", "start", "x", "--no-board"]
-    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode in (1, 2)
+def test_a_folder_that_cannot_be_read_is_an_error(case: str, commands: Commands) -> None:
+    BAD[case][0]()
+    result = start("x")
+    assert result.exit_code in (1, 2)
     assert BAD[case][1] in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_error_of_a_command_is_printed_above(tmp_path: Path) -> None:
+    """The commands are real here, as processes."""
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe\0")
+    words = [sys.executable, "-m", "headrace.console.headrace", "start", "x.txt", "--no-board"]
+    result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 1
+    before, _, after = result.stderr.partition("invalid UTF-8")
+    assert "\n$ tokenize train x.txt --vocab-size 1024 --out runs/x/tokenizer.json\n" in before
+    assert "the same `headrace start` continues from there" in after
 
 
 def test_an_output_folder_inside_the_corpus_is_an_error(corpus: Path) -> None:
