@@ -144,7 +144,8 @@ class BpeTokenizer:
     @cached_property
     def _fast(self) -> FastBpe | WordCache | Inexact:
         """The fast path, or the reason why there is none."""
-        return _try_convert(self._content)
+        fast: FastBpe | WordCache | Inexact = self._open(_try_convert, self._content)
+        return fast
 
     @cached_property
     def _normalize(self) -> Normalize | None:
@@ -317,6 +318,9 @@ def _try_convert(content: bytes) -> FastBpe | WordCache | Inexact:
         return convert(description)
     except Inexact as reason:
         return reason
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        load_library(content, False)  # says what is wrong with the file
+        return Inexact("its file is not understood")
 
 
 def _split_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,7 @@ as `tokenizers`. The ids are equal under three conditions, which are all checked
    place in a list, which may hold several pairs per token. fastokens receives one merge per token,
    and the tokens numbered in the order in which merges produce them: by their own ids, if these
    have that order. The two agree if every token, encoded alone, ends with a pair listed for the
-   token, and if these pairs are listed in token order (`_find_last_merges` checks both). Proof: if
+   token, and if these pairs are listed in token order (`find_last_merges` checks both). Proof: if
    the two ever differed, at a pair (x, y) that is not listed although xy is a token, or that is
    listed elsewhere, then the token xy alone would end with that pair as well.
 2. The pattern that splits texts into words (patterns.py).
@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -131,75 +132,109 @@ def _read_merges(model: dict[str, Any], added: Set[str]) -> tuple[dict[str, Pair
     if missing := [byte for byte, letter in enumerate(letters) if letter not in vocabulary]:
         raise Inexact(f"it has no token for the byte {missing[0]:#x}")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    ids = [vocabulary[letter] for letter in letters]
-    merge_lines: dict[str, dict[Pair, int]] = {}
-    for line, (first, second) in enumerate(merges):
-        token = first + second
-        lines = merge_lines.get(token)
-        if lines is None:
-            lines = merge_lines[token] = {}
-            ids.append(vocabulary[token])
-        lines[first, second] = line
-    if unknown := set("".join(merge_lines)).difference(letters):
+    if unknown := set().union(*chain.from_iterable(merges)).difference(letters):
         raise Inexact(f"its merges have the letter {min(unknown)!r}, which encodes no byte")
-    ranks = {letter: byte for byte, letter in enumerate(letters)}
-    ranks |= {token: rank for rank, token in enumerate(merge_lines, start=256)}
-    last_merges = _find_last_merges(merge_lines, ranks)
+    last_merges = find_last_merges(merges)
+    ids = [vocabulary[token] for token in (*letters, *last_merges)]
     if model.get("ignore_merges"):
         # The caller handles added tokens (see `decode_token`).
-        for spelling in vocabulary.keys() - added - ranks.keys():
+        for spelling in vocabulary.keys() - added - last_merges.keys() - set(letters):
             if set(spelling).issubset(letters):
                 raise Inexact(f"its token {spelling!r} is produced by no merge")
     return last_merges, ids
 
 
-def _find_last_merges(
-    merge_lines: Mapping[str, Mapping[Pair, int]], ranks: Mapping[str, int]
-) -> dict[str, Pair]:
-    """Return the last pair joined when a token is encoded alone, by token; raise Inexact unless the
-    pair is listed for the token, in token order. `merge_lines` has the line of every listed
-    pair."""
-    last_line, merges = -1, dict[str, Pair]()
-    tokens = [*_alphabet(), *merge_lines]
-    halves = [(byte, byte) for byte in range(256)]
-    for rank, (token, lines_by_pair) in enumerate(merge_lines.items(), start=256):
-        for pair in lines_by_pair:
-            first, second = ranks.get(pair[0], rank), ranks.get(pair[1], rank)
-            if first < rank > second and _is_last(first, second, halves, tokens, ranks):
-                break
-        else:
-            raise Inexact(f"its merges never produce the token {token!r} by a listed pair")
-        merges[token] = pair
-        halves.append((first, second))
-        line = lines_by_pair[pair]
-        if line < last_line:
-            raise Inexact(f"its merges into {token!r} are not listed together")
-        last_line = line
-    return merges
-
-
-def _is_last(
-    first: int,
-    second: int,
-    halves: Sequence[tuple[int, int]],
-    tokens: Sequence[str],
-    ranks: Mapping[str, int],
-) -> bool:
-    """Return True if both halves, side by side, are produced before anything joins across them.
-
-    Halves are ranks, and produced in rank order, because a token ranks above its halves. Going back
-    in time, two tokens meet at the boundary until the higher-ranked token is divided; between equal
-    tokens, the left one is produced first. Their union must rank after that time. The first 256
-    ranks are bytes, which are not divided.
+def find_last_merges(merges: Sequence[Sequence[str]]) -> dict[str, Pair]:
+    """Return the last pair joined when a token is encoded alone, by token, in the order in which
+    tokens are listed first; raise Inexact unless the pair is listed for the token, in that order.
     """
-    while first > 255 or second > 255:
-        if first > second:
-            time, first = first, halves[first][1]
-        else:
-            time, second = second + 1, halves[second][0]
-        if ranks.get(tokens[first] + tokens[second], time) < time:
-            return False
-    return True
+    unions = [first + second for first, second in merges]
+    tokens = _TokenTable([*_alphabet(), *dict.fromkeys(unions)])
+    union, first, second = (
+        np.fromiter((tokens.ranks.get(part, len(tokens.ranks)) for part in parts), np.int64)
+        for parts in (unions, *(zip(*merges, strict=True) if merges else ((), ())))
+    )
+    pair_keys, pair_numbers = np.unique(
+        first * (len(tokens.ranks) + 1) + second, return_inverse=True
+    )
+    last_lines = np.zeros(len(pair_keys), np.int64)
+    last_lines[pair_numbers] = np.arange(len(merges))  # of a pair that is listed twice
+    lines = np.full(len(tokens.ranks), -1)
+    possible = np.flatnonzero((first < union) & (second < union))
+    by_length = possible[np.argsort(tokens.lengths[union[possible]], kind="stable")]
+    edges = np.flatnonzero(np.diff(tokens.lengths[union[by_length]])) + 1
+    for candidates in np.split(by_length, edges):  # halves are shorter than their union
+        is_last = tokens.are_last(first[candidates], second[candidates])
+        candidates = candidates[is_last]
+        ranks, indices = np.unique(union[candidates], return_index=True)
+        lines[ranks] = candidates[indices]
+        tokens.halves[ranks] = np.stack([first[lines[ranks]], second[lines[ranks]]], axis=1)
+    names = list(tokens.ranks)
+    is_missing = lines[256:] < 0
+    sorted_lines = np.where(is_missing, -1, last_lines[pair_numbers[lines[256:]]])
+    is_apart = np.append(False, np.diff(sorted_lines) < 0)
+    for index in np.flatnonzero(is_missing | is_apart)[:1] + 256:
+        if lines[index] < 0:
+            raise Inexact(f"its merges never produce the token {names[index]!r} by a listed pair")
+        raise Inexact(f"its merges into {names[index]!r} are not listed together")
+    pairs = [merges[line] for line in lines[256:].tolist()]
+    return {token: (pair[0], pair[1]) for token, pair in zip(names[256:], pairs, strict=True)}
+
+
+class _TokenTable:
+    """Tokens by rank, and the rank of the union of any two: tokens are compared by their hash."""
+
+    BASE = np.uint64(0x9E3779B97F4A7C15)
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        self.ranks = {token: rank for rank, token in enumerate(tokens)}
+        self.lengths = np.fromiter(map(len, tokens), np.int64)
+        self.halves = np.zeros((len(tokens), 2), np.int64)
+        """[tokens, 2] Ranks of the pair that is joined last."""
+        powers = np.full(int(self.lengths.max()) + 1, self.BASE)
+        powers[0] = 1
+        powers = np.cumprod(powers)
+        letters = np.frombuffer("".join(tokens).encode("utf-32-le"), "<u4").astype(np.uint64)
+        ends = np.cumsum(self.lengths)
+        letters_after = np.repeat(ends, self.lengths) - 1 - np.arange(len(letters))
+        self._hashes = np.add.reduceat(letters * powers[letters_after], ends - self.lengths)
+        self._scales = powers[self.lengths]
+        self._order = np.argsort(self._hashes)
+        self._sorted = self._hashes[self._order]
+        if (self._sorted[1:] == self._sorted[:-1]).any():
+            raise Inexact("two of its tokens have the same hash")
+
+    def are_last(self, first: Any, second: Any) -> npt.NDArray[np.bool_]:
+        """Return, for pairs of ranks, if both halves, side by side, are produced before anything
+        joins across them.
+
+        Halves are produced in rank order, because a token ranks above its halves. Going back in
+        time, two tokens meet at the boundary until the higher-ranked token is divided; between
+        equal tokens, the left one is produced first. Their union must rank after that time. The
+        first 256 ranks are bytes, which are not divided.
+        """
+        are_last = np.ones(len(first), bool)
+        pairs = np.arange(len(first))
+        while True:
+            is_divisible = (first > 255) | (second > 255)
+            pairs, first, second = pairs[is_divisible], first[is_divisible], second[is_divisible]
+            if not len(pairs):
+                return are_last
+            is_larger = first > second
+            time = np.where(is_larger, first, second + 1)
+            first, second = (
+                np.where(is_larger, self.halves[first, 1], first),
+                np.where(is_larger, second, self.halves[second, 0]),
+            )
+            is_late = self._find_unions(first, second, time) >= time
+            are_last[pairs[~is_late]] = False
+            pairs, first, second = pairs[is_late], first[is_late], second[is_late]
+
+    def _find_unions(self, first: Any, second: Any, missing: Any) -> Any:
+        """Return the ranks of unions, or `missing` for those that are no tokens."""
+        hashes = self._hashes[first] * self._scales[second] + self._hashes[second]
+        places = np.searchsorted(self._sorted, hashes).clip(max=len(self._sorted) - 1)
+        return np.where(self._sorted[places] == hashes, self._order[places], missing)
 
 
 def decode_token(token: str) -> str | None:
