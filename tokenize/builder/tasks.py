@@ -18,6 +18,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ...console.machine import keep_freed_memory
 from ...dataplane import tokenizers
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets.manifest import Shard
@@ -89,6 +90,7 @@ class TokenizeWorker:
         )
 
     def __call__(self, task: Task) -> Iterator[TaskEvent]:
+        keep_freed_memory()
         job = self.job
         state = TaskState.load(job.url, task.id, job.outputs)
         if state.done:
