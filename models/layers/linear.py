@@ -62,8 +62,8 @@ class SplitLinear(nn.Module):
         with `share`, each rank of that axis computes its part of every part, without a bias.
         (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
         """
-        sizes, weight = list(sizes or self.parts.values()), self.weight
-        rows, axis = self.narrow_rows(), self.axis
+        sizes, rows, axis = list(sizes or self.parts.values()), self.narrow_rows(), self.axis
+        weight: Tensor = self.weight
         if share is not None:
             assert self.bias is None and not self.wide
             assert not (self.fp8 and axis), "scales of gradients cover the rows of one axis"
