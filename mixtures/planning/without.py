@@ -28,11 +28,21 @@ def find_unlearnt(
 ) -> dict[str, TokenSpans]:
     """Find the tokens of the listed documents, by source."""
     ids = {id for file in lists for id in read_ids(file)}
-    return {
-        name: spans
-        for name, source in (opened if ids else {}).items()
-        if (spans := _find_spans(name, source, ids))
-    }
+    unlearnt: dict[str, TokenSpans] = {}
+    unknown = set(ids)
+    for name, source in (opened if ids else {}).items():
+        spans, known = _find_spans(name, source, ids)
+        unknown -= known
+        if spans:
+            unlearnt[name] = spans
+    if unlearnt and unknown:
+        log.warning(
+            "`without`: %d of %d ids are in no source, such as %s",
+            len(unknown),
+            len(ids),
+            min(unknown),
+        )
+    return unlearnt
 
 
 def check_unlearnt(
@@ -44,13 +54,16 @@ def check_unlearnt(
     return []
 
 
-def _find_spans(name: str, source: OpenedSource, ids: set[str]) -> TokenSpans:
+def _find_spans(name: str, source: OpenedSource, ids: set[str]) -> tuple[TokenSpans, set[str]]:
+    """Return the tokens of the listed documents of a source, and the ids that it has."""
     dataset = Dataset(source.spec.data, generations=len(source.generations))
     if not dataset.has_ids:
         log.warning("`without` finds no document of %s: they have no ids", name)
-        return ()
-    numbers = np.array([number for number, _ in dataset.find_ids(ids)], np.int64)
-    if not len(numbers):
-        return ()
+        return (), set()
+    matches = list(dataset.find_ids(ids))
+    if not matches:
+        return (), set()
+    numbers = np.array([number for number, _ in matches], np.int64)
     spans = merge_spans(np.stack(dataset.document_spans(numbers), axis=1))
-    return tuple((start, end) for start, end in spans.tolist())
+    known = {str(origin.id) for _, origin in matches}
+    return tuple((start, end) for start, end in spans.tolist()), known

@@ -100,3 +100,12 @@ def test_a_list_that_names_nothing_is_refused(tmp_path: Path, spec: dict[str, ob
     with pytest.raises(ConfigError, match="without") as caught:
         plan_of({**spec, "without": [str(tmp_path / "drop.txt")]})
     assert "names no document of any source" in str(caught.value)
+
+
+def test_unknown_ids_are_counted(
+    tmp_path: Path, spec: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (tmp_path / "drop.txt").open("a") as file:
+        file.write("nobody\n")
+    plan_of({**spec, "without": [str(tmp_path / "drop.txt")]})
+    assert "1 of 5 ids are in no source, such as nobody" in caplog.text
