@@ -17,6 +17,11 @@ from ...dataplane.order.plan import PlanSource
 from ...dataplane.order.stream import Stream
 from .summary import Summary, summarize
 
+_DECIDED = (
+    "Decisions about shares while the run went on: {:,}. The numbers below are those of the rows "
+    "that follow from them."
+)
+
 
 def render_card(stream: Stream, *, steps: int | None = None) -> str:
     """Render a plan's card. `steps`: how many the weights have seen, if known."""
@@ -31,6 +36,7 @@ def render_card(stream: Stream, *, steps: int | None = None) -> str:
             "plan's hash covers the content of every row.",
             *taken,
             *([f"It continues the plan `{summary.parent}`."] if summary.parent else []),
+            *([_DECIDED.format(summary.decisions)] if summary.decisions else []),
         ],
         ["## Phases", "", *_phase_table(summary)],
         ["## Sources", "", *_source_table(cards, summary)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from support.data.corpora import ONE, read_dataset, texts
@@ -11,6 +12,7 @@ from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
+from headrace.dataplane.order.plan import Decision
 from headrace.dataplane.order.stream import Stream
 from headrace.mixtures.mixture_file.mixture import Mixture, PhaseSpec, SourceSpec
 from headrace.mixtures.planning.resolve_mixture import resolve
@@ -44,6 +46,12 @@ def test_a_card_of_a_mixture(head: Callable[..., str], tmp_path: Path) -> None:
     assert "| web | CC-BY-4.0 | a crawl \\| of pages |" in page
     assert "| code | not stated | not stated |" in page
     assert "## Lengths" not in page  # the datasets have heads alone, without shards
+    assert "Decisions" not in page
+    row = stream.plan.step(summary.steps // 2).first_row
+    decision = Decision(row=row, weights=(1, 1), digest="00" * 16)
+    steered = render_card(stream.steer(replace(stream.plan, decisions=(decision,))))
+    assert "Decisions about shares while the run went on: 1." in steered
+    assert "| main (changing) | " in steered and "75.00%" not in steered
     (tmp_path / "code" / "manifest.json").unlink()
     assert "The datasets of these sources cannot be read: code." in render_card(stream)
 
