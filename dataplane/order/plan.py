@@ -218,8 +218,8 @@ class Plan(PhaseTimeline[Phase]):
     def decision_digest(self, row: int) -> bytes:
         """Return the digest of the decision from `row` on; empty if there is none."""
         index = bisect_left(self.decisions, row, key=lambda decision: decision.row)
-        decisions = [d for d in self.decisions[index : index + 1] if d.row == row]
-        return bytes.fromhex("".join(decision.digest for decision in decisions))
+        decisions = self.decisions[index : index + 1]
+        return b"".join(bytes.fromhex(d.digest) for d in decisions if d.row == row)
 
     @property
     def learnt_hash(self) -> str:
@@ -324,15 +324,8 @@ def _resolve_url(source: PlanSource, folder: str) -> PlanSource:
 
 
 def _source_to_json(source: PlanSource) -> dict[str, Any]:
-    data = {
-        **vars(source),
-        "order": _order_to_json(source.order),
-        "start": vars(source.start),
-    }
-    for name in ("unlearnt", "refills"):
-        if not data[name]:
-            del data[name]
-    return data
+    data = {**vars(source), "order": _order_to_json(source.order), "start": vars(source.start)}
+    return _drop_empty(data, "unlearnt", "refills")
 
 
 def _phase_to_json(phase: Phase) -> dict[str, Any]:
@@ -343,9 +336,11 @@ def _phase_to_json(phase: Phase) -> dict[str, Any]:
         "stretches": [vars(stretch) for stretch in phase.stretches],
         "control": dict(phase.control),
     }
-    if not phase.control:
-        del data["control"]
-    return data
+    return _drop_empty(data, "control")
+
+
+def _drop_empty(data: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value or name not in names}
 
 
 def _parent_to_json(parent: Parent) -> dict[str, Any]:
