@@ -145,8 +145,7 @@ class Plan(PhaseTimeline[Phase]):
     """Tokens owed to each source at the start of the plan."""
     parent: Parent | None = None
     lengths: tuple[int, ...] = ()
-    """Tokens of the model's rows, by source, where a step's rows have one length: a row of the plan
-    is cut into rows of so many tokens; 0 for none shorter. Empty: rows are never cut."""
+    """Tokens of the model's rows, by source, where a step's rows have one length; 0: whole rows."""
     decisions: tuple[Decision, ...] = ()
     """Decisions of the run so far, by row. Its decisions.jsonl holds them, not the saved plan: the
     plan's hash identifies the order without them."""
@@ -231,8 +230,7 @@ class Plan(PhaseTimeline[Phase]):
         return hashlib.sha256(json.dumps([self.hash, unlearnt]).encode()).hexdigest()[:32]
 
     def to_json(self) -> dict[str, Any]:
-        lengths = {"lengths": list(self.lengths)} if self.lengths else {}
-        return lengths | {
+        return ({"lengths": list(self.lengths)} if self.lengths else {}) | {
             "seed": self.seed,
             "tokenizer": self.tokenizer,
             "vocab_size": self.vocab_size,
