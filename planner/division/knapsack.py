@@ -181,9 +181,10 @@ class Knapsack:
         for bound, workspace in order_limits(self.problem, groups, budget, limits):
             if best is not None and (not exact or bound >= best.time * (1 - ROUNDING)):
                 break
-            selection = self._round_down(items, budget - workspace, workspace)
-            if exact and selection.time > bound * (1 + GAP):
-                selection = self._select_exactly(items, selection, budget - workspace, workspace)
+            selection: LayerSelection | None
+            selection = rounded = self._round_down(items, budget - workspace, workspace)
+            if exact and rounded.time > bound * (1 + GAP):
+                selection = self._select_exactly(items, rounded, budget - workspace, workspace)
             if selection is not None and (best is None or selection.time < best.time):
                 best = selection._replace(memory=selection.memory + workspace)
         return best
