@@ -98,17 +98,6 @@ class Costs:
         return PRECISIONS[self.run.precision]
 
     @property
-    def offload_refusal(self) -> str | None:
-        """Return why no engine may keep the optimizer in host memory; None if some may."""
-        if self.device == "cpu":
-            return "on a CPU the optimizer is in host memory already"
-        if not self.run.optimizer.on_host:
-            return f"optimizer.kind={self.run.optimizer.kind} runs on the device alone"
-        if self.machine.hardware.file.host is None:
-            return f"{self.machine.hardware.where} has no figures of the host's memory (`host`)"
-        return None
-
-    @property
     def model_hash(self) -> str:
         """Hash in a plan file."""
         return model_hash(self.model)

@@ -50,6 +50,18 @@ def find_missing_rates(machine: Machine, layers: Iterable[LayerTrace]) -> list[s
     return [*missing]
 
 
+def refuse_offload(costs: Costs) -> str | None:
+    """Return why no engine may keep the optimizer in host memory; None if some may."""
+    hardware, optimizer = costs.machine.hardware, costs.run.optimizer
+    if costs.device == "cpu":
+        return "on a CPU the optimizer is in host memory already"
+    if not optimizer.on_host:
+        return f"optimizer.kind={optimizer.kind} runs on the device alone"
+    if hardware.file.host is None:
+        return f"{hardware.where} has no figures of the host's memory (`host`)"
+    return None
+
+
 def _join(names: Sequence[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last

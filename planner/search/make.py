@@ -23,7 +23,7 @@ from ..modules.costs import ModuleCosts
 from ..modules.model import TracedModules
 from ..prices.layers import Costs
 from ..prices.machine import Machine
-from ..prices.missing import check_figures
+from ..prices.missing import check_figures, refuse_offload
 from .assemble import (
     PhasePlan,
     build_layout_plan,
@@ -229,7 +229,7 @@ def build_no_plan_error(
     on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
     sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in nearest.parts.items())
     excess = format_bytes(round(nearest.bytes - request.budget))
-    proof = _describe_proof(outcome, costs.offload_refusal)
+    proof = _describe_proof(outcome, refuse_offload(costs))
     return PlanError(
         f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",

@@ -31,6 +31,7 @@ from ..division.problem import Problem, Solution
 from ..grid.grid import Grid, LayoutShape, enumerate_shapes, list_shards
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs
+from ..prices.missing import refuse_offload
 from .exchange import PricedPlan, exchange_choices
 from .ideas import Idea, name_idea, name_shape
 from .outcome import Candidate, SearchOutcome, choices_by_layer
@@ -98,7 +99,7 @@ class LayoutSearch:
         self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
         self.settings, self.simulate = settings, simulate
         self.num_best, self.num_ideas = num_best, num_ideas
-        may_offload = costs.offload_refusal is None
+        may_offload = refuse_offload(costs) is None
         self.offloads = may_offload and settings is not None and "offload" in settings
         """True if engines keep the optimizer in host memory."""
         self.outcome = SearchOutcome()
@@ -123,7 +124,7 @@ class LayoutSearch:
         if not self.outcome.candidates and not self.offloads:
             self._prove_infeasible()
             self._grids.clear()
-            if not self.outcome.candidates and self.costs.offload_refusal is None:
+            if not self.outcome.candidates and refuse_offload(self.costs) is None:
                 self.offloads = True
                 self._expand_all()
         if not self.outcome.candidates and self.offloads:

@@ -15,6 +15,7 @@ from ...division.problem import Problem
 from ...grid.grid import Grid, enumerate_shapes
 from ...grid.settings import Settings, may_match_shape, select_grids
 from ...prices.layers import Costs
+from ...prices.missing import refuse_offload
 from ...traces.work import RULES
 from .min_memory import build_floors
 
@@ -95,7 +96,7 @@ def _smallest_grids(costs: Costs, gpus: int, settings: Settings | None) -> Itera
     for shape, *_ in enumerate_shapes(costs.model, gpus, costs.machine.per_node, costs.phase):
         if shape is None or not may_match_shape(shape, settings):
             continue
-        offloads = (False, True) if costs.offload_refusal is None else (False,)
+        offloads = (False, True) if refuse_offload(costs) is None else (False,)
         grids = (grid for offload in offloads for grid in costs.grids(shape, gpus, offload=offload))
         for grid in select_grids(grids, settings):
             key = id(grid.engine), grid.layout

@@ -10,6 +10,7 @@ from typing import Any
 from ...grid.grid import LayoutShape, enumerate_shapes, enumerate_unchecked_grids, find_refusal
 from ...grid.settings import Settings, has_settings, may_match_shape
 from ...prices.layers import Costs
+from ...prices.missing import refuse_offload
 from ..outcome import SearchOutcome
 
 SHOWN = 5
@@ -28,7 +29,7 @@ def explain_refusal(
     """
     if contradictions := [*_check_degrees(costs, gpus, settings)]:
         return contradictions
-    if "offload" in settings and (reason := costs.offload_refusal) is not None:
+    if "offload" in settings and (reason := refuse_offload(costs)) is not None:
         return [f"offload={settings['offload']}: {reason}"]
     engine_refusals = Counter(
         reason

@@ -37,6 +37,7 @@ def question(memory: float, hardware: Hardware | None = None, **run: Any) -> Pla
     )
 
 
+@pytest.mark.slow
 def test_the_optimizer_is_offloaded_where_nothing_fits_without() -> None:
     plain = make_plans(question(0.9)).best
     assert plain is not None and not plain.engine.offloads
