@@ -29,7 +29,7 @@ USES: dict[str, tuple[int, str]] = {
         "world/corpora/web/train/about.json",
     ),
     "dataplane/order": (
-        8,
+        7,
         "world/plan.json, world/changing.json, keys/order-slow-jobs.json, keys/order-tables.json",
     ),
     "dataplane/runlog": (2, "world/main/ledger.jsonl, keys/decisions-odm.json"),
