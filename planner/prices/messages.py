@@ -83,7 +83,9 @@ def price_layer(
         names = [layer.operators.get("mixer"), layer.operators.get("mlp")]
         top_k = sum(getattr(model.operators.get(name), "top_k", 0) for name in names if name)
         if top_k:
-            times["experts"] = prices.price_experts(top_k, ep, trace)
+            size = top_k * prices.tokens / split.tp * trace.width * prices.number_bytes
+            seconds = price_exchange(machine, size, top_k, ep)  # to the experts, and back
+            times["experts"] = MessageTimes(seconds, seconds)
     return times
 
 
@@ -216,13 +218,6 @@ class _LayerMessages(NamedTuple):
             + self.machine.message_copies(part, copies)
             for part in (inputs, output)
         )
-
-    def price_experts(self, top_k: int, ep: int, trace: ModelTrace) -> MessageTimes:
-        """Price the all-to-all that dispatches rows to `top_k` experts, and that which combines
-        them."""
-        size = top_k * self.tokens / self.split.tp * trace.width * self.number_bytes
-        seconds = price_exchange(self.machine, size, top_k, ep)
-        return MessageTimes(seconds, seconds)
 
     @property
     def _num_row_copies(self) -> int:
