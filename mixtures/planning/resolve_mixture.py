@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from ...console.errors import ConfigError, UserError
-from ...dataplane.order.plan import Phase, Plan, PlanSource
+from ...dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
 from ..mixture_file.check import MixtureFinding, check_mixture
@@ -303,7 +303,7 @@ def _resolve_phases(
             first = tuple(sized_weights.shares.get(source, Fraction(0)) for source in names)
             last = first
         replays[name] = average_shares(first, last)
-        stretches = (make_line(rows, first, last),)
+        stretches: tuple[Stretch, ...] = (make_line(rows, first, last),)
         if mixture.steps_by_length:  # shares are constant over whole steps
             stretches = tuple(
                 replace(stair, rows=stair.rows * batch_rows)

@@ -29,7 +29,7 @@ from ...dataplane.datasets.packing import PackedPieces
 from ..executors import ExecutorConfig
 from .making import ShardResult, ShardTask, ViewRequest, make_view, write_shard
 
-MAX_PARTS = 256
+MIN_PARTS, MAX_PARTS = 16, 256
 MAX_ENTRIES = 1 << 12
 """Parts times base shards, about: an entry repeats the hashes of a shard's chunks."""
 MIN_PART_DOCUMENTS = 16
@@ -140,7 +140,10 @@ def sort(config: SortConfig) -> Manifest:
 def find_bounds(dataset: Dataset, by: str) -> Values:
     """Find the lowest value of each part but the first, so that parts have about equal tokens."""
     num_shards, num_documents = len(dataset.shards), int(dataset.shard_documents[-1])
-    num_parts = min(MAX_PARTS, MAX_ENTRIES // num_shards, num_documents // MIN_PART_DOCUMENTS)
+    num_parts = min(
+        max(MIN_PARTS, min(MAX_PARTS, MAX_ENTRIES // num_shards)),
+        num_documents // MIN_PART_DOCUMENTS,
+    )
     if num_shards == 1:
         num_parts = 1
     all_values, all_lengths = [], []
@@ -154,7 +157,9 @@ def find_bounds(dataset: Dataset, by: str) -> Values:
     order = _sort_documents(values, np.arange(len(values)))
     ends = np.cumsum(lengths[order], dtype=np.int64)
     targets = np.arange(1, max(num_parts, 1)) * (int(ends[-1]) / max(num_parts, 1))
-    return np.unique(values[order[np.minimum(np.searchsorted(ends, targets), len(order) - 1)]])
+    firsts = np.minimum(np.searchsorted(ends, targets), len(order) - 1)
+    bounds: Values = np.unique(values[order[firsts]])
+    return bounds
 
 
 def _check(dataset: Dataset, by: str) -> None:
