@@ -24,6 +24,7 @@ from ..traces.ring import Operations
 from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work
 from .experts import price_exchange
+from .host import price_host_copy, price_optimizer
 from .latents import find_latents, price_latents
 from .machine import MESSAGE_LAUNCHES, Machine
 
@@ -303,11 +304,9 @@ class EngineMessages:
             for name in sums:
                 size = reduced * widths[name]
                 seconds[name] += elements / reduced * send("all-reduce", size, data_ranks, stride)
-            if self.traffic.on_host:
-                copy = self.machine.host_copy(elements / shard_ranks * MASTER_BYTES)
-                for message in MESSAGES:
-                    if ("gather" if message == "gather" else "reduce") in self.traffic.on_host:
-                        seconds[message] += copy
+            size = elements / shard_ranks * MASTER_BYTES
+            for message in MESSAGES if self.traffic.on_host else ():
+                seconds[message] += price_host_copy(self.machine, self.traffic, message, size)
             if self.data_ranks == 1:
                 for message, width in self._copied_bytes.items():
                     seconds[message] += self.machine.traffic(width * elements)
@@ -376,13 +375,8 @@ class EngineMessages:
     def update(self, forward: float, backward: float, costs: ParameterCosts) -> float:
         """Return the seconds of the optimizer step, of messages beside it, and of those beside a
         step's first forward or last backward pass, as far as these do not hide them."""
-        traffic = self.traffic
-        update = (
-            self.machine.host_update if "update" in traffic.on_host else self.machine.copy_seconds
-        )
-        seconds = update(self.machine.program.update_bytes * costs.updated)
-        if "weights" in traffic.on_host:
-            seconds += self.machine.host_copy(self.widths["gather"] * costs.updated)
+        traffic, weight_bytes = self.traffic, self.widths["gather"]
+        seconds = price_optimizer(self.machine, traffic, costs.updated, weight_bytes)
         num_messages = len(traffic.first_forward) + len(traffic.last_backward)
         if num_messages:
             seconds += self.machine.host(traffic.message_launches * num_messages)
