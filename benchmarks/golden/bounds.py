@@ -1,7 +1,7 @@
 """Bounds of a comparison between machines, versions or numbers of threads.
 
 Measured with torch 2.15 on one machine, as the greatest relative difference up to a step, between
-runs that differ in rounding alone (docs/golden.md has the table):
+runs that differ in rounding alone:
 
 - the same layout with other code paths (ATEN_CPU_CAPABILITY=default, MKL_CBWR=COMPATIBLE,
   ONEDNN_MAX_CPU_ISA=AVX2): loss 2e-8 at step 0, 1e-7 at step 50;
