@@ -91,6 +91,11 @@ MAKING = [
     ),
     Step("build-dna", f"tokenize build dna.txt --out corpora/dna --tokenizer byte --dna {ONE}"),
     Step(
+        "build-genome",
+        "tokenize build genome.fa --out corpora/genome --tokenizer byte --dna "
+        f"--window 6 --stride 4 --reverse-complement both {ONE}",
+    ),
+    Step(
         "build-chat",
         "tokenize build chat.jsonl --out corpora/chat --tokenizer byte --chat chatml "
         f"--special <|im_start|> --special <|im_end|> {ONE}",

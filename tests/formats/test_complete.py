@@ -67,7 +67,10 @@ USES: dict[str, tuple[int, str]] = {
         "files/build/work/tasks/0.json",
     ),
     "tokenize/chat": (1, "world/corpora/chat/manifest.json"),
-    "tokenize/corpus": (1, "world/corpora/mds/manifest.json"),
+    "tokenize/corpus": (
+        2,
+        "world/corpora/mds/manifest.json, world/corpora/genome/manifest.json",
+    ),
     "tokenize/neardup": (
         5,
         "world/drop.neardup/neardup.json, printed/neardup.json, printed/duplicates.json",
