@@ -108,7 +108,10 @@ class FsdpConfig(EngineConfig):
         return cls(gather="step")
 
     def choices(self, layout: LayoutConfig) -> dict[str, object]:
-        choices = {"gather": self.gather_mode(layout), "shard": self.shard or "all"}
+        choices: dict[str, object] = {
+            "gather": self.gather_mode(layout),
+            "shard": self.shard or "all",
+        }
         return {**choices, "offload": self.offload} if self.offloads else choices
 
     def unsharded_weights(self, layout: LayoutConfig) -> UnshardedWeights:
