@@ -15,7 +15,7 @@ from ..console.commands import TRAINER, lazy, write_report
 from ..console.errors import SeveralErrors, UserError
 from ..console.progress import format_bytes, format_count
 from .cluster.commands import RankCommand, RankCommandGroup
-from .inference.commands import variants
+from .inference.commands import embed, variants
 from .launch.options import StartOptions, add_start_options, command_words
 from .scores.commands import eval_command, recall
 from .weights.commands import export, sample
@@ -239,7 +239,7 @@ def clean(folders: tuple[str, ...], dry_run: bool, as_json: bool, **policy: Any)
 
 
 main.add_lazy(*lazy(TRAINER, "plan", "profile"))
-for subcommand in (export, sample, eval_command, recall, variants):
+for subcommand in (export, sample, eval_command, recall, variants, embed):
     main.add_command(subcommand)
 main.add_lazy(*lazy(TRAINER, "tune", "anneal"))
 

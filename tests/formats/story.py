@@ -161,13 +161,14 @@ READING = [
         "variants",
         "trainer variants main calls.vcf --reference genome.fa --out scores.tsv --dry-run --json",
     ),
+    Step("embed", "trainer embed main genome.fa --out states --dry-run --json"),
     Step("recipes", "recipes --json"),
     Step("config", "config optimizer.lr run.yaml --json"),
     Step("config-section", "config checkpoints --json"),
 ]
 """Commands that read the committed world."""
 
-FORKED = {"run", "dry-run", "recall", "report", "export", "sample", "variants"}
+FORKED = {"run", "dry-run", "recall", "report", "export", "sample", "variants", "embed"}
 """Commands that import torch: they run as forks of a process that has imported it."""
 
 

@@ -13,6 +13,7 @@ from ..scores.commands import batch_option, device_option
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
 
 if TYPE_CHECKING:
+    from ...models.model.model import Model
     from ..weights.source import WeightSource
 
 DEFAULT_WINDOW = 8192
@@ -90,13 +91,13 @@ def variants(
     from ..weights import source as sources
     from ..weights.sample import check_vocabulary
     from ..weights.tokenizer import find_tokenizer
-    from .genome import Genome
+    from .files.genome import Genome
     from .memory import check_memory
     from .parts import PartWriter
     from .ranks import choose_layout, joined_row_ranks
     from .rows import score_batch
     from .variant_file import VariantFile
-    from .variants import SCHEMA, SCORE, Survey, Variants
+    from .variants import SCORE, Survey, Variants
 
     target = VariantFile(out)
     weights = sources.find(source, step, average=ema)
@@ -132,16 +133,16 @@ def variants(
                 "weights": weights.where,
                 "ema": ema,
                 "tokenizer": tokenizer.info.fingerprint,
-                "variants": file_hash(file),
+                "variants": _hash_file(file),
                 "genome": scoring.genome.fingerprint,
                 "window": size,
                 "strand": strand,
-                "dtype": str(model.embedding.weight.dtype).removeprefix("torch."),
+                "dtype": _dtype(model),
             }
             with target.begun(request) as scored:
                 if scored:
                     command.say(f"{scored:,} alleles were scored before")
-                scoring.score(team, PartWriter(target.folder.root, scored, SCHEMA), survey.alleles)
+                scoring.score(team, PartWriter(target.folder.root, scored), survey.alleles)
                 target.finish()
             return {**request, "alleles": survey.alleles, "skipped": dict(survey.skipped)}
 
@@ -153,7 +154,139 @@ def variants(
     command.say(f"wrote {out}")
 
 
-def file_hash(path: str) -> str:
+@click.command(cls=RankCommand)
+@click.argument("source", metavar=SOURCE)
+@click.argument("file", metavar="FILE")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FOLDER",
+    callback=command.local_path,
+    help="Folder for Parquet files.",
+)
+@click.option(
+    "--layers",
+    default="norm",
+    show_default=True,
+    metavar="N,...",
+    callback=lambda context, parameter, value: value.split(","),
+    help="States after these layers, from 0 on; norm: after the final norm.",
+)
+@click.option("--by-token", is_flag=True, help="A state for each token [a mean for each sequence].")
+@click.option(
+    "--max-length",
+    metavar="TOKENS",
+    callback=command.token_count,
+    help="Longest sequence [the run's longest row; 2,048 for weights without a run].",
+)
+@cp_option
+@batch_option
+@step_option
+@ema_option
+@data_option
+@device_option
+@dry_run_option
+@command.json_option
+def embed(
+    source: str,
+    file: str,
+    out: str,
+    layers: list[str],
+    by_token: bool,
+    max_length: int | None,
+    cp: int,
+    batch_tokens: int,
+    step: int | None,
+    ema: bool,
+    data: str | None,
+    device: DeviceKind,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Write hidden states of sequences, from a FASTA or JSONL file.
+
+    The Parquet files in FOLDER have a row for each sequence (or token), and a column with a vector
+    for each layer. The same command continues one that was killed.
+
+    \b
+    Example:
+      trainer embed runs/dna genes.fa --layers 2,norm --out embeddings
+
+    More: docs/variants.md
+    """
+    from ...console.progress import format_count
+    from ..folders.request_folder import RequestFolder
+    from ..scores import records
+    from ..weights import source as sources
+    from ..weights.sample import check_vocabulary
+    from ..weights.tokenizer import find_tokenizer
+    from .embed import EMBED, Embedder, Sequences, parse_layers
+    from .embed import embed as embed_sequences
+    from .memory import check_memory
+    from .parts import PREFIX, resume
+    from .ranks import choose_layout, joined_row_ranks
+
+    weights = sources.find(source, step, average=ema)
+    names = parse_layers(layers, len(weights.model.layers))
+    tokenizer = find_tokenizer(weights, data)
+    check_vocabulary(tokenizer, weights.model)
+    length = records.context_length(weights, max_length)
+    sequences = Sequences(file, tokenizer, length, batch_tokens)
+    folder = RequestFolder(out, "embedding", before=(PREFIX,))
+
+    def survey() -> int:
+        folder.check_free()
+        count, longest, fullest = sequences.survey()
+        command.say(f"{format_count(count, 'sequences')}, the longest of {longest:,} tokens")
+        rows, kept = max(1, fullest // max(1, longest)), len(names) * by_token
+        command.say(check_memory(weights.model, rows, longest, cp, device, kept))
+        return count
+
+    if dry_run:
+        count = survey()
+        if as_json:
+            command.emit({"sequences": count, "layers": names})
+        return
+
+    with joined_row_ranks(choose_layout(weights.model, cp), device) as ranks:
+        total = ranks.run_on_first(survey)
+        model = ranks.load(weights, device)
+        team = ranks.team({EMBED: Embedder(model, names, by_token, folder.root)})
+
+        def compute() -> dict[str, Any]:
+            assert total is not None
+            request = {
+                "weights": weights.where,
+                "ema": ema,
+                "tokenizer": tokenizer.info.fingerprint,
+                "sequences": _hash_file(file),
+                "layers": list(names),
+                "by_token": by_token,
+                "dtype": _dtype(model),
+            }
+            with folder.locked():
+                if folder.read_stored(request) is None:
+                    folder.store(request)
+                first = resume(folder.root)
+                if first:
+                    command.say(f"{format_count(first, 'sequences')} were embedded before")
+                embed_sequences(team, sequences, folder.root, first, total)
+            return {**request, "number": total}
+
+        result = team.lead(compute)
+    if result is None:  # rank 0 writes
+        return
+    if as_json:
+        command.emit(result | {"out": out})
+    command.say(f"wrote {out}")
+
+
+def _dtype(model: Model) -> str:
+    """Return the number format in which a model computes."""
+    return str(model.embedding.weight.dtype).removeprefix("torch.")
+
+
+def _hash_file(path: str) -> str:
     import hashlib
     from pathlib import Path
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -73,23 +72,23 @@ def resume(folder: Path) -> int:
 class PartWriter:
     """Collects rows of consecutive items, and writes them as parts when it is time."""
 
-    def __init__(self, folder: Path, first: int, schema: pa.Schema) -> None:
-        self.folder, self.first, self.schema = folder, first, schema
-        self.rows: list[Mapping[str, object]] = []
+    def __init__(self, folder: Path, first: int) -> None:
+        self.folder, self.first = folder, first
+        self.tables: list[pa.Table] = []
         self.began = self.written = time.monotonic()
 
-    def add(self, rows: Sequence[Mapping[str, object]]) -> None:
+    def add(self, table: pa.Table) -> None:
         """Add a row for each of the next items."""
-        self.rows += rows
+        self.tables.append(table)
         now = time.monotonic()
         interval = min(max((now - self.began) * SHARE, SHORTEST), LONGEST)
         if now - self.written >= interval:
             self.flush()
 
     def flush(self) -> None:
-        if not self.rows:
+        if not self.tables:
             return
-        end = self.first + len(self.rows)
-        table = pa.Table.from_pylist(self.rows, self.schema)
+        table = pa.concat_tables(self.tables)
+        end = self.first + len(table)
         write_table(part_path(self.folder, self.first, end), table)
-        self.first, self.rows, self.written = end, [], time.monotonic()
+        self.first, self.tables, self.written = end, [], time.monotonic()

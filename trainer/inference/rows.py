@@ -83,8 +83,8 @@ def score_batch(model: Model, rows: Sequence[Ids]) -> list[float]:
     totals = torch.zeros(len(rows), dtype=torch.float64, device=hidden.device)
     for start in range(0, hidden.shape[1], POSITIONS):
         part = slice(start, start + POSITIONS)
-        parts = [x[:, part].contiguous() for x in (hidden, targets, weights)]
-        totals -= model.loss(*parts)[1].tokens.sum(dim=1, dtype=torch.float64)
+        states, next_ids, mask = (x[:, part].contiguous() for x in (hidden, targets, weights))
+        totals -= model.loss(states, next_ids, mask)[1].tokens.sum(dim=1, dtype=torch.float64)
     return _sum_over_ranks(model, totals).tolist()
 
 

@@ -20,10 +20,10 @@ from ...console.progress import Progress
 from ...dataplane.tokenizers import Tokenizer
 from ..scores.likelihood import batch_by_length, restore_order
 from ..scores.team import Team
-from .genome import Genome, reverse_complement
+from .files.genome import Genome, reverse_complement
+from .files.vcf import Allele, read_alleles
 from .parts import PartWriter
 from .rows import Ids, encode_texts
-from .vcf import Allele, read_alleles
 
 SCORE = "score"
 """Name of the team's function that scores a batch."""
@@ -112,7 +112,8 @@ class Variants:
         count = max(1, team.round_batches * rows_per_batch // rows_per_allele)
         with Progress("scoring", total=alleles - writer.first, unit=" alleles") as progress:
             while chunk := list(islice(pairs, count)):
-                writer.add(self._score_chunk(team, chunk))
+                rows = self._score_chunk(team, chunk)
+                writer.add(pa.Table.from_pylist(rows, SCHEMA))
                 progress.advance(len(chunk))
         writer.flush()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.models.config.config import ModelConfig
 from headrace.models.model.model import Model
 from headrace.trainer.inference import rows
+from headrace.trainer.inference.embed import EMBED, Embedder, Sequences, embed
 from headrace.trainer.inference.ranks import choose_layout
 from headrace.trainer.layout.groups import create_groups
+from headrace.trainer.scores.team import Team
 
 
 def build_model(config: ModelConfig, cp: int) -> Model:
@@ -30,7 +33,6 @@ def compute(
 ) -> dict[str, Any]:
     model = build_model(config, cp)
     ids = [np.array(row, np.int32) for row in batch]
-    torch.manual_seed(0)
     first, states = rows.token_states(model, layers, ids)
     return {
         "scores": rows.score_batch(model, ids),
@@ -38,3 +40,10 @@ def compute(
         "first": first,
         "states": states,
     }
+
+
+def embed_tokens(config: ModelConfig, cp: int, file: str, layers: Sequence[str], out: str) -> None:
+    model = build_model(config, cp)
+    team = Team({EMBED: Embedder(model, layers, True, Path(out))}, members=cp)
+    sequences = Sequences(file, ByteTokenizer(ByteConfig()), 40, 60)
+    team.lead(lambda: embed(team, sequences, Path(out), 0, 8))

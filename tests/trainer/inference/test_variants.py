@@ -29,10 +29,10 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.inference import parts
-from headrace.trainer.inference.genome import Genome, reverse_complement
+from headrace.trainer.inference.files.genome import Genome, reverse_complement
 from headrace.trainer.inference.parts import PartWriter
 from headrace.trainer.inference.rows import score_batch
-from headrace.trainer.inference.variants import SCHEMA, SCORE, Variants
+from headrace.trainer.inference.variants import SCORE, Variants
 from headrace.trainer.scores.team import Team
 
 WINDOW = 32
@@ -142,7 +142,7 @@ def test_scores_are_those_of_the_plain_model(dna: bool, both: bool, tmp_path: Pa
     assert survey.alleles == 13 and sum(survey.skipped.values()) == len(SKIPPED)
     assert survey.longest == WINDOW
     team = Team({SCORE: partial(score_batch, model)})
-    scoring.score(team, PartWriter(tmp_path, 0, SCHEMA), survey.alleles)
+    scoring.score(team, PartWriter(tmp_path, 0), survey.alleles)
     rows = read_rows(tmp_path)
     assert [(row["id"], row["alt"]) for row in rows] == [
         (record[2], alt) for record in RECORDS for alt in record[4].split(",")
@@ -196,7 +196,7 @@ def test_a_variant_that_breaks_a_planted_constraint_scores_lower(tmp_path: Path)
         batch_tokens=64,
     )
     team = Team({SCORE: partial(score_batch, bigram_model(log_probs))})
-    scoring.score(team, PartWriter(tmp_path, 0, SCHEMA), 2)
+    scoring.score(team, PartWriter(tmp_path, 0), 2)
     constrained, neutral = [row["delta"] for row in read_rows(tmp_path)]
     assert constrained == pytest.approx(math.log(0.01 / 0.97), abs=1e-4)
     assert neutral == pytest.approx(0, abs=1e-4)
@@ -355,7 +355,7 @@ def test_wrong_files_and_options_are_named(run: RunFolder) -> None:
 def test_a_genome_returns_the_letters_of_its_file(
     width: int, end: str, packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.trainer.inference.genome.BLOCK", 50)
+    monkeypatch.setattr("headrace.trainer.inference.files.genome.BLOCK", 50)
     genome = Genome(str(write_genome(tmp_path, width=width, end=end, packed=packed)))
     assert {name: place.length for name, place in genome.sequences.items()} == {
         name: len(bases) for name, bases in SEQUENCES.items()

@@ -12,7 +12,6 @@ import mmap
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from typing import IO
 
 import numpy as np
 
-from ...console.errors import InputError, StorageError, file_fault
+from ....console.errors import InputError
+from .lines import GZIP, naming_faults
 
-GZIP = b"\x1f\x8b"
 BLOCK = 1 << 25
 """Bytes whose line ends are checked at once."""
 BREAKS = b"\r\n"
@@ -142,20 +141,14 @@ class Genome:
 
 def _map_unpacked(path: str) -> mmap.mmap:
     """Map a file's contents, or those of a temporary file to which it is unpacked."""
-    try:
-        with Path(path).open("rb") as file:
-            if file.read(2) != GZIP:
-                return _map(path, file)
-            file.seek(0)
-            with gzip.open(file) as packed, tempfile.TemporaryFile() as unpacked:
-                shutil.copyfileobj(packed, unpacked, BLOCK)
-                unpacked.flush()
-                return _map(path, unpacked)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is damaged: {error}", hint="fetch it again") from None
-    except OSError as error:
-        reason, hint = file_fault(error)
-        raise StorageError(f"cannot read {path}: {reason}", hint=hint) from None
+    with naming_faults(path), Path(path).open("rb") as file:
+        if file.read(len(GZIP)) != GZIP:
+            return _map(path, file)
+        file.seek(0)
+        with gzip.open(file) as packed, tempfile.TemporaryFile() as unpacked:
+            shutil.copyfileobj(packed, unpacked, BLOCK)
+            unpacked.flush()
+            return _map(path, unpacked)
 
 
 def _map(path: str, file: IO[bytes]) -> mmap.mmap:

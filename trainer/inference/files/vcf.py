@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from ...console.errors import InputError, StorageError, file_fault
-from .genome import GZIP, Genome
+from ....console.errors import InputError
+from .genome import Genome
+from .lines import read_lines
 
 COLUMNS = 5
 """CHROM POS ID REF ALT; those after them are not read."""
@@ -39,7 +37,7 @@ class Allele:
 def read_alleles(path: str, genome: Genome) -> Iterator[Allele]:
     """Yield the alleles in the order of the file, several alternatives of a record one by one.
     Raise InputError at the first line that is no VCF or disagrees with the genome."""
-    for number, line in enumerate(_read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.startswith(b"#") or not line.strip():
             continue
         where = f"{path}, line {number}"
@@ -101,20 +99,3 @@ def _is_sequence(allele: str) -> bool:
 
 def _shorten(letters: str) -> str:
     return letters if len(letters) <= SHOWN else f"{letters[:SHOWN]}…"
-
-
-def _read_lines(path: str) -> Iterator[bytes]:
-    try:
-        with Path(path).open("rb") as file:
-            packed = file.read(2) == GZIP
-            file.seek(0)
-            if not packed:
-                yield from file
-                return
-            with gzip.open(file) as unpacked:
-                yield from unpacked
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is damaged: {error}", hint="fetch it again") from None
-    except OSError as error:
-        reason, hint = file_fault(error)
-        raise StorageError(f"cannot read {path}: {reason}", hint=hint) from None
