@@ -205,8 +205,8 @@ def embed(
 ) -> None:
     """Write hidden states of sequences, from a FASTA or JSONL file.
 
-    The Parquet files in FOLDER have a row for each sequence (or token), and a column with a vector
-    for each layer. The same command continues one that was killed.
+    The Parquet files in FOLDER/parts have a row for each sequence (or token), and for each layer a
+    column with a vector. The same command continues one that was killed.
 
     \b
     Example:
@@ -223,7 +223,7 @@ def embed(
     from .embed import EMBED, Embedder, Sequences, parse_layers
     from .embed import embed as embed_sequences
     from .memory import check_memory
-    from .parts import PREFIX, resume
+    from .parts import FOLDER, resume
     from .ranks import choose_layout, joined_row_ranks
 
     weights = sources.find(source, step, average=ema)
@@ -232,7 +232,8 @@ def embed(
     check_vocabulary(tokenizer, weights.model)
     length = records.context_length(weights, max_length)
     sequences = Sequences(file, tokenizer, length, batch_tokens)
-    folder = RequestFolder(out, "embedding", before=(PREFIX,))
+    folder = RequestFolder(out, "embedding", before=(FOLDER,))
+    parts = folder.root / FOLDER
 
     def survey() -> int:
         folder.check_free()
@@ -251,7 +252,7 @@ def embed(
     with joined_row_ranks(choose_layout(weights.model, cp), device) as ranks:
         total = ranks.run_on_first(survey)
         model = ranks.load(weights, device)
-        team = ranks.team({EMBED: Embedder(model, names, by_token, folder.root)})
+        team = ranks.team({EMBED: Embedder(model, names, by_token, parts)})
 
         def compute() -> dict[str, Any]:
             assert total is not None
@@ -267,10 +268,11 @@ def embed(
             with folder.locked():
                 if folder.read_stored(request) is None:
                     folder.store(request)
-                first = resume(folder.root)
+                parts.mkdir(exist_ok=True)
+                first = resume(parts)
                 if first:
                     command.say(f"{format_count(first, 'sequences')} were embedded before")
-                embed_sequences(team, sequences, folder.root, first, total)
+                embed_sequences(team, sequences, parts, first, total)
             return {**request, "number": total}
 
         result = team.lead(compute)
@@ -283,7 +285,8 @@ def embed(
 
 def _dtype(model: Model) -> str:
     """Return the number format in which a model computes."""
-    return str(model.embedding.weight.dtype).removeprefix("torch.")
+    dtype: str = str(model.embedding.weight.dtype)
+    return dtype.removeprefix("torch.")
 
 
 def _hash_file(path: str) -> str:

@@ -1,7 +1,8 @@
 """Results of a long request as files of consecutive items: what is complete survives a kill.
 
-    part-0-128.0-of-2.parquet   part-0-128.1-of-2.parquet      items 0 to 127, in two slices
-    part-128-256.0-of-1.parquet                                items 128 to 255
+    part-0000000000-0000000128.0-of-2.parquet   items 0 to 127, two slices
+    part-0000000000-0000000128.1-of-2.parquet
+    part-0000000128-0000000256.0-of-1.parquet   items 128 to 255
 
 A part counts if all its slices exist and all items before it are in parts. The position of a
 request is therefore one number, whatever the number of ranks.
@@ -21,13 +22,16 @@ from ...dataplane.storage.atomic import HALF_WRITTEN, replacing
 
 NAME = re.compile(r"part-(\d+)-(\d+)\.(\d+)-of-(\d+)\.parquet")
 PREFIX = "part-"
+FOLDER = "parts"
+"""Folder of the parts that are a command's result."""
 SHARE, SHORTEST, LONGEST = 0.01, 1.0, 60.0
 """A buffered part is written after this share of the time since the start, in seconds at least and
 at most: a kill costs little, and long requests have few files."""
 
 
 def part_path(folder: Path, first: int, end: int, number: int = 0, slices: int = 1) -> Path:
-    return folder / f"{PREFIX}{first}-{end}.{number}-of-{slices}.parquet"
+    """Return the path of a slice. Names sort like the items, as readers of folders expect."""
+    return folder / f"{PREFIX}{first:010}-{end:010}.{number}-of-{slices}.parquet"
 
 
 def write_table(path: Path, table: pa.Table) -> None:

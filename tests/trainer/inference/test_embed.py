@@ -178,14 +178,16 @@ def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
     command = [sys.executable, "-m", "headrace.trainer.cli", *words_for(run, "out", *words)]
     killed = forked.Command(command, plugin=folder / "plugin.py").wait()
     assert killed.returncode == -9
-    assert parts.list_parts(folder / "out")[0] == 2  # the first two batches
-    part_path(folder / "out", 2, 3, 0, 2).touch()  # of two ranks, and the second slice is missing
+    assert parts.list_parts(folder / "out/parts")[0] == 2  # the first two batches
+    part_path(folder / "out/parts", 2, 3, 0, 2).touch()  # the second slice is missing
     done = ask(run, "out", *words, "--json")
     assert done.exit_code == 0, done.output
     assert "2 sequences were embedded before" in done.stderr
     assert json.loads(done.stdout)["number"] == 8
-    assert rows_of(folder / "out") == rows_of(folder / "whole")
-    assert not part_path(folder / "out", 2, 3, 0, 2).exists()
+    rows = rows_of(folder / "out/parts")
+    assert rows == rows_of(folder / "whole/parts")
+    assert rows == pq.read_table(folder / "out/parts").to_pylist()  # in this order
+    assert not part_path(folder / "out/parts", 2, 3, 0, 2).exists()
     again = ask(run, "out", *words)
     assert again.exit_code == 0 and "8 sequences were embedded before" in again.stderr
     other = ask(run, "out", "--layers", "0")

@@ -298,7 +298,7 @@ def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
     assert killed.returncode == -9 and not (folder / "scores.tsv").exists()
     finished = parts.list_parts(folder / "scores.tsv.parts")[0]
     assert finished == 4
-    (folder / "scores.tsv.parts/.part-4-5.0-of-1.parquet.tmp").touch()
+    (folder / "scores.tsv.parts/.part-04-05.0-of-1.parquet.tmp").touch()
     (folder / "scores.tsv.parts/part-9-10.0-of-1.parquet").touch()  # what is before it is missing
     other = ask(run, "scores.tsv", "--strand", "both")
     assert other.exit_code == 1 and "strand: the folder has forward" in other.output
