@@ -15,6 +15,7 @@ from ..weights.commands import SOURCE, data_option, ema_option, step_option
 if TYPE_CHECKING:
     from ...models.model.model import Model
     from ..weights.source import WeightSource
+    from .variants import Survey
 
 DEFAULT_WINDOW = 8192
 cp_option = click.option(
@@ -97,7 +98,7 @@ def variants(
     from .ranks import choose_layout, joined_row_ranks
     from .rows import score_batch
     from .variant_file import VariantFile
-    from .variants import SCORE, Survey, Variants
+    from .variants import SCORE, Variants
 
     target = VariantFile(out)
     weights = sources.find(source, step, average=ema)
@@ -314,7 +315,7 @@ def _check_row_length(weights: WeightSource, length: int, option: str) -> None:
     records.check_length(weights, length, option)
 
 
-def _describe_survey(survey: Any) -> str:
+def _describe_survey(survey: Survey) -> str:
     skipped = sum(survey.skipped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in survey.skipped.items())
     return f"{survey.alleles:,} alleles" + (f", {skipped:,} skipped: {reasons}" * (skipped > 0))

@@ -110,6 +110,7 @@ def read_tokens(folder: Path) -> pa.Table:
     return table.sort_by([("number", "ascending"), ("position", "ascending")])
 
 
+@pytest.mark.slow
 def test_two_ranks_write_the_tokens_of_one(
     tmp_path: Path, model: Model, ranks: Callable[[int], Ranks]
 ) -> None:
@@ -171,6 +172,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for file in parts.list_parts(folder)[1] for row in pq.read_table(file).to_pylist()]
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
     folder, words = run.root.parent, ("--by-token", "--layers", "1,norm")
     assert ask(run, "whole", *words).exit_code == 0

@@ -124,6 +124,7 @@ def oracle(model: Model, row: dict[str, Any], *, dna: bool, both: bool) -> tuple
     return scores[0], scores[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dna", "both"), [(True, True), (False, False)])
 def test_scores_are_those_of_the_plain_model(dna: bool, both: bool, tmp_path: Path) -> None:
     model = Model(load_model_config(str(CONFIGS / "tiny.yaml"), ["vocab_size=257"]))
@@ -289,6 +290,7 @@ variants.Variants._score_chunk = die_at_the_fifth
 """
 
 
+@pytest.mark.slow
 def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
     folder = run.root.parent
     assert ask(run, "whole.tsv").exit_code == 0
