@@ -45,6 +45,8 @@ class BranchPoint:
     """True if no source keeps its order."""
     kept: tuple[Decision, ...] = ()
     """Decisions of the run from `row` on whose shares the mixture keeps."""
+    listed: frozenset[str] = frozenset()
+    """Sources that the mixture lists itself; others keep their settings."""
 
     @property
     def parent(self) -> Parent:
@@ -192,6 +194,9 @@ def continued_order(
     """
     before, position = branch.plan.sources[index].order, branch.positions[index]
     before_length = branch.last_phase.seq_len
+    if before.direction and branch.plan.sources[index].name not in branch.listed:
+        window = max(1, round(Fraction(before.window * before.chunk, fresh.chunk)))
+        fresh = replace(fresh, window=window, direction=before.direction)
     grown = fresh.tokens > before.tokens
     same = all(
         getattr(fresh, name) == getattr(before, name) for name in ("chunk", "window", "direction")

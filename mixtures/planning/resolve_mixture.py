@@ -91,6 +91,7 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
         mixture, inherited, unreadable=draft.unreadable_names, names_incomplete=names_incomplete
     )
     if branch:
+        branch = replace(branch, listed=frozenset(mixture.sources))
         mixture = add_inherited_sources(mixture, branch)
     opened, source_findings = open_sources(mixture.sources)
     findings += source_findings

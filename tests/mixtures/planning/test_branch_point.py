@@ -74,6 +74,21 @@ def test_sources_of_the_run_need_not_be_repeated(tmp_path, parent):
     assert {s.name for s in child.sources} == {"web", "code"}
 
 
+@pytest.mark.parametrize("seq_len", [16, 48])
+def test_a_sorted_source_that_is_not_repeated_keeps_its_order(tmp_path, parent, seq_len):
+    """Also one that the branch does not draw from, and in chunks of another size."""
+    _, plan = parent
+    falling = tuple(
+        replace(source, order=replace(source.order, direction=-1)) for source in plan.sources
+    )
+    write_run(tmp_path / "run", replace(plan, sources=falling))
+    phases = {"more": phase(4_096, {"web": 1}, seq_len=seq_len, batch=4 * seq_len)}
+    branch = resolve(branch_of(tmp_path, phases=phases))
+    for source in branch.sources:
+        order, chunks = source.order, 4 * 64 // source.order.chunk
+        assert (order.direction, order.window) == (-1, max(1, chunks))
+
+
 def test_the_default_step_is_that_of_the_newest_checkpoint(tmp_path, parent):
     assert resolve(branch_of(tmp_path, None, phases={"x": phase(128, {"web": 1})})).first_step == 20
     (tmp_path / "run/checkpoints/step-00000020").rmdir()
