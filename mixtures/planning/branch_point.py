@@ -225,6 +225,11 @@ def keep_decisions(plan: Plan, branch: BranchPoint) -> Plan:
             break
         weights = dict(zip(before, decision.weights, strict=True))
         phase = plan.phase_at(decision.row)
+        row = decision.row
+        if plan.lengths:  # shares are constant over whole steps
+            row += (phase.first_row - row) % phase.batch_rows
+        if row == phase.end_row:
+            continue
         drawn = zip(names, drawn_shares(phase), strict=True)
         missing = {name for name, weight in weights.items() if weight} - {n for n, s in drawn if s}
         if missing:
@@ -233,7 +238,7 @@ def keep_decisions(plan: Plan, branch: BranchPoint) -> Plan:
                 f"{decision.row:,} on, and phase {phase.name} does not draw from it",
                 hint="use `after.decisions: drop`",
             )
-        moved = replace(decision, weights=tuple(weights.get(name, 0) for name in names))
+        moved = replace(decision, row=row, weights=tuple(weights.get(name, 0) for name in names))
         phases = decided_phases(replace(plan, decisions=(moved,)))
         plan = replace(plan, phases=phases)
     return plan

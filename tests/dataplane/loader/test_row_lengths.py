@@ -16,7 +16,10 @@ from support.data.small_data import plan_of, random_documents, write_dataset
 from headrace.console.errors import ConfigError
 from headrace.dataplane.loader import Loader
 from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.stream import Stream as OrderStream
+from headrace.dataplane.runlog import decisions
 from headrace.dataplane.stream.stream import Stream
+from headrace.mixtures.steering.decide import decide_by_hand
 from headrace.tokenize.views.pack import PackConfig, pack_lengths
 
 L = 64
@@ -178,3 +181,21 @@ def test_shares_change_over_whole_steps(corpus: tuple[Plan, list[tuple[int, ...]
     early, late = lengths[:10], lengths[10:]
     assert early.count(16) > late.count(16) and early.count(64) < late.count(64)
     assert np.sum(early) < np.sum(late)
+
+
+def test_kept_decisions_of_another_run_begin_with_a_step(
+    corpus: tuple[Plan, list[tuple[int, ...]]], tmp_path: Path
+) -> None:
+    """A run without steps by length decides at a row within a step of its branch."""
+    folder = Path(corpus[0].sources[0].url).parent.parent
+    parent = plan_of(spec(folder, steps_by_length=False))
+    shares = {"to-16": 0.5, "to-64": 0.5}
+    decision = decide_by_hand(OrderStream(parent), [], shares, 10, None, "")
+    parent.save(tmp_path / decisions.PLAN)
+    decisions.append(tmp_path / decisions.NAME, decision)
+    values = spec(folder, sources={})
+    values["after"] = {"run": str(tmp_path), "step": 5, "decisions": "keep"}
+    values["phases"] = {"more": {**values["phases"]["all"], "tokens": 90 * L, "batch": 4 * L}}
+    branch = plan_of(values)
+    assert [stretch.rows for stretch in branch.phases[0].stretches] == [28, 60]
+    assert sum(len(batches) for batches in Loader(branch, micro_batch=4)) == 22
