@@ -83,6 +83,8 @@ class StreamDataset(IterableDataset[Item]):
         copies of this dataset: name the step that comes next."""
         place = self.next if step is None else Place(step)
         state: dict[str, Any] = {"plan": self.plan.hash, "step": place.step, "index": place.index}
+        if (decision := self._find_decision(place)) is not None:
+            state["decision"] = decision
         worker = get_worker_info()
         if place.index or worker is not None:
             state |= {"world": self.world, "micro_batch": self.micro_batch}
@@ -100,6 +102,13 @@ class StreamDataset(IterableDataset[Item]):
             raise PlanError(
                 f"step {place.step} is not in the plan, whose steps are {self.plan.first_step} to "
                 f"{self.plan.end_step - 1}"
+            )
+        if state.get("decision") != self._find_decision(place):
+            raise PlanError(
+                f"rows before step {place.step} were read by other decisions than those that the "
+                "plan has now",
+                hint="open the run's folder, not its plan.json; a loop that reads ahead of a run "
+                "cannot know what the run decides later",
             )
         worker = get_worker_info()
         this_worker = None if worker is None else [worker.id, worker.num_workers]
@@ -158,6 +167,14 @@ class StreamDataset(IterableDataset[Item]):
             "step": step,
             "rows": torch.from_numpy(batch.rows),
         }
+
+    def _find_decision(self, place: Place) -> str | None:
+        """Return the digest of the decision that rules the row before a place; None without one."""
+        end_row = self.plan.end_row
+        if place.step < self.plan.end_step:
+            end_row = self.plan.step(place.step).first_row + (place.index > 0)
+        made = [decision.digest for decision in self.plan.decisions if decision.row < end_row]
+        return made[-1] if made else None
 
     def _count_items(self, phase: Phase) -> int:
         return count_items(phase, self.world, self.micro_batch)

@@ -39,7 +39,7 @@ class Stream:
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the plan, which decides every row."""
+        """Hash of the plan, which decides every row, with the decisions of a steered run."""
         return self.plan.hash
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from headrace.console.errors import ConfigError, PlanError
 from headrace.dataplane import Stream
 from headrace.dataplane.loader.batch import PADDING
 from headrace.dataplane.loader.loader import Loader
-from headrace.dataplane.order.plan import Plan
+from headrace.dataplane.order.plan import Decision, Plan
 from headrace.dataplane.stream.dataset import IGNORED, StreamDataset
 
 Rows = list[tuple[int, list[int], bytes]]
@@ -174,6 +175,28 @@ def test_states_that_do_not_hold_are_refused(changing: Plan) -> None:
             Stream(changing).dataset(**options)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="both rank and world"):
         Stream(changing).dataset(1)
+
+
+def test_a_state_after_a_decision_holds_with_that_decision_alone(changing: Plan) -> None:
+    """A loop over a run's rows may have read rows for which the run then decides other shares."""
+
+    def decided(*steps: int) -> StreamDataset:
+        made = [
+            Decision(row=changing.step(step).first_row, weights=(1, 2), digest=f"{step:032x}")
+            for step in steps
+        ]
+        return Stream(replace(changing, decisions=tuple(made))).dataset()
+
+    state = decided(2).state_dict(step=4)
+    decided(2, 4).load_state_dict(state)
+    for steps in ((), (3,), (2, 3)):
+        with pytest.raises(PlanError, match="read by other decisions"):
+            decided(*steps).load_state_dict(state)
+    for state in (decided(2).state_dict(step=2), decided().state_dict(step=2)):
+        assert "decision" not in state
+        decided(2).load_state_dict(state)
+    with pytest.raises(PlanError, match="read by other decisions"):
+        decided(2).load_state_dict({**decided().state_dict(step=2), "index": 1})
 
 
 def test_a_mixture_a_plan_and_a_run_are_opened_by_name(changing: Plan, tmp_path: Path) -> None:
