@@ -12,6 +12,7 @@ from ..models.config.options.recompute import Rule
 from ..trainer.run.layout_plan import LayoutPlan
 from .grid.grid import distinct_names
 from .grid.settings import Settings
+from .memory.sizes import format_sizes, merge_small
 from .search.assemble import PARTS, build_phase_plan, peak_timeline, time_by_part
 from .search.make import PhaseSearch
 from .search.outcome import Candidate
@@ -19,8 +20,6 @@ from .search.priced_run import PricedRun
 
 PROVED = 1e-6
 """Relative difference between price and bound below which a plan is proved best."""
-SMALL = 1e-3
-"""Fraction of a step or of its bytes below which parts are added up."""
 
 
 def split_totals(candidate: Candidate) -> tuple[dict[str, float], dict[str, int]]:
@@ -63,7 +62,7 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
         f"{_format_shares(predicted.by, predicted.seconds)}"
     )
     lines.append(
-        f"memory       {format_bytes(predicted.memory)}: {_format_sizes(predicted.memory_by)}"
+        f"memory       {format_bytes(predicted.memory)}: {format_sizes(predicted.memory_by)}"
     )
     if (measured := plan.measured) is not None:
         memory = f", {format_bytes(measured.memory)}" if measured.memory else ""
@@ -178,20 +177,6 @@ def _format_shares(seconds_by_part: Mapping[str, float], price: float) -> str:
     """Return the parts of a step, largest first."""
     parts = merge_small(seconds_by_part, price)
     return ", ".join(f"{part} {seconds / price:.1%}" for part, seconds in parts.items())
-
-
-def _format_sizes(memory: Mapping[str, int]) -> str:
-    """Return the parts of bytes, largest first."""
-    parts = merge_small(memory, sum(memory.values()))
-    return ", ".join(f"{part} {format_bytes(size)}" for part, size in parts.items())
-
-
-def merge_small(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """Sort parts from the largest on; those under a thousandth of the total are one."""
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    merged = {part: size for part, size in ordered if size >= SMALL * total}
-    small = sum(size for _, size in ordered if size < SMALL * total)
-    return {**merged, "others": small} if small else merged
 
 
 def _format_rule(rule: Rule) -> str:

@@ -19,6 +19,7 @@ from ..division.pricing import price_division
 from ..grid.grid import list_settings, make_grid
 from ..grid.settings import Settings
 from ..hardware import Hardware
+from ..memory.sizes import format_sizes
 from ..modules.costs import ModuleCosts
 from ..modules.model import TracedModules
 from ..prices.layers import Costs
@@ -227,14 +228,13 @@ def build_no_plan_error(
     by_state = outcome.states == outcome.grids
     nearest = find_nearest(costs, request.gpus, request.budget, settings, by_state=by_state)
     on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
-    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in nearest.parts.items())
     excess = format_bytes(round(nearest.bytes - request.budget))
     proof = _describe_proof(outcome, refuse_offload(costs))
     return PlanError(
         f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",
         where=f"\n    the nearest needs {format_bytes(nearest.bytes)}{on_stage}, {excess} too "
-        f"much: {nearest.grid.name()}\n    {sizes}\n    {proof}",
+        f"much: {nearest.grid.name()}\n    {format_sizes(nearest.parts)}\n    {proof}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 

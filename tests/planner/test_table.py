@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from formats.samples import pin_keys
 
 from headrace.console.progress import format_bytes, format_seconds
-from headrace.planner.show import merge_small
+from headrace.planner.memory.sizes import format_sizes, merge_small
 from headrace.trainer.cli import main
 
 WORDS = ("--model", "tiny-transformer", "--seq-len", "256", "--batch-tokens", "16Ki")
@@ -90,3 +90,8 @@ def test_small_parts_are_added_up() -> None:
         ("others", 23),
     ]
     assert format_bytes(merged["logits"]) == "18 GB" and format_bytes(18) == "18 bytes"
+
+
+def test_bytes_in_host_memory_stand_apart() -> None:
+    sizes = {"host optimizer": 4 * 10**6, "activations": 7 * 10**6, "weights": 10**6}
+    assert format_sizes(sizes) == ("activations 7 MB, weights 1 MB; in host memory optimizer 4 MB")

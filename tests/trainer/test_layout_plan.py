@@ -350,18 +350,18 @@ def test_a_planned_run_equals_the_same_options_to_the_bit(
 
 
 def test_no_plan_names_what_the_nearest_layout_needs() -> None:
-    words = ("--model", "llama2-7b", *DENSE, "--gpus", "2", "--memory", "0.05")
+    words = ("--model", "llama2-7b", *DENSE, "--gpus", "2", "--memory", "0.001")
     text = plan(*words, code=1).stderr
-    assert "no layout fits into 4.0" in text.replace("4.08", "4.0")
+    assert "no layout fits into 81.5 MB" in text
     assert "the nearest needs" in text
     assert "too much: dp 1 × tp 2" in text
-    assert "optimizer " in text
+    assert "; in host memory optimizer " in text
     assert "proven: in each of them the state alone exceeds it" in text
 
 
 @pytest.mark.slow
 def test_no_plan_is_proven_where_the_state_alone_fits() -> None:
-    words = ("--model", "tiny-transformer", *SHORT, "--gpus", "2", "--memory", "0.00012")
+    words = ("--model", "tiny-transformer", *SHORT, "--gpus", "2", "--memory", "0.00005")
     text = plan(*words, code=1).stderr
     assert "of them, and in " in text
     assert "not proven" not in text

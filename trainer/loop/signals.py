@@ -163,14 +163,14 @@ def select_small_batch(batches: Sequence[MicroBatch], parallel: Parallel) -> Seq
     min_batches = layout.pp if layout.chunks > 1 else 1  # interleaved stages need so many
     if len(batches) > min_batches:
         return batches[:min_batches]
-    rows = sum(len(batch.sources) for batch in batches)
+    rows = sum(len(batch.rows) for batch in batches)
     rows_to_select = rows // 2 if rows > 1 else 1 - parallel.dp_rank % 2
     masked: list[MicroBatch] = []
     for batch in batches:
-        count = min(rows_to_select, len(batch.sources))
+        count = min(rows_to_select, len(batch.rows))
         rows_to_select -= count
         weights = batch.weights.clone()
-        weights[count * (len(batch.tokens) // len(batch.sources)) :] = 0
+        weights[count * (len(batch.tokens) // len(batch.rows)) :] = 0
         numbers = list(batch.rows)[:count]
         masked.append(
             MaskedBatch(batch.tokens, batch.targets, weights, batch.cu_seqlens, numbers)  # type: ignore[arg-type]
