@@ -153,4 +153,5 @@ def test_a_second_dry_run_needs_no_torch(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     assert json.loads(done.stdout) == json.loads(dry(*words).stdout)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert "this needs the package torch" in again("model.width=48").stderr  # another model is counted
+    # Another model is counted.
+    assert "this needs the package torch" in again("model.width=48").stderr
