@@ -128,6 +128,8 @@ class Pilot:
             if any(request.id == made.why.get("request") for made in self.decided.recorded):
                 remove_request(self.folder)  # a kill came between the record and this
                 return None
+            if request.step is not None and self._is_controlled(first_step, request.step):
+                return None  # decisions follow each other: the controller's come first
             decision = decide_by_hand(
                 self.decided.stream,
                 self.decided.recorded,
@@ -144,6 +146,11 @@ class Pilot:
         files.append(self.folder / files.NAME, decision)
         remove_request(self.folder)
         return decision
+
+    def _is_controlled(self, first_step: int, end_step: int) -> bool:
+        """Tell whether a phase with a controller ends between two steps."""
+        phases = self.decided.plan.phases
+        return any(phase.control and first_step < phase.end_step <= end_step for phase in phases)
 
     def _ask_controller(self, first_step: int) -> RecordedDecision | None:
         plan, recorded, at = self.decided.plan, self.decided.recorded, self.step

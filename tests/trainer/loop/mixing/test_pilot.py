@@ -223,6 +223,19 @@ def test_a_controller_that_is_killed_at_any_moment_decides_the_same(
         assert [made.why["at"] for made in whole.recorded] == [7, 12, 17, 22, 27, 32, 37]
 
 
+def test_a_request_for_a_later_phase_waits_for_the_controller(
+    dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    """Decisions follow each other: one from step 41 on would end the controller's."""
+    planned(dataset, tmp_path / "run", CONTROLS["odm"])
+    walk = Walk(tmp_path / "run")
+    walk.run(
+        lambda step: write_request(walk.folder, {"code": 1.0}, 41) and None if step == 3 else None
+    )
+    assert [made.by for made in walk.recorded] == 7 * ["odm"] + ["hand"]
+    assert walk.recorded[-1].step == 41
+
+
 def test_a_skipped_step_has_no_part_in_a_decision(
     dataset: Callable[..., str], tmp_path: Path
 ) -> None:
