@@ -82,10 +82,12 @@ def render_template(
     seq_len = seq_len or _choose_seq_len(smallest)
     shares = _proportional_shares(opened, available)
     total = tokens or available
+    phase_tokens = sum(_phase_tokens(total, _batch_tokens(total, seq_len, batch)))
+    planned = max(phase_tokens, total * (STABLE + ANNEAL + 1) / 100)
     lines = {}
     for name, source in opened.items():
         rows = max(1, (source.tokens - 1) // seq_len)
-        epochs = math.ceil(shares[name] * total / (rows * seq_len) * (STABLE + ANNEAL + 1) / 100)
+        epochs = math.ceil(shares[name] * planned / (rows * seq_len))
         more = f", max_epochs: {epochs}" if epochs > 1 else ""
         count = f"{format_number(source.tokens)} tokens"
         lines[name] = f"  {name}: {{data: {_quote_url(source.spec.data)}{more}}}", f"  # {count}"
@@ -103,18 +105,30 @@ def _render(
     batch: int | None,
 ) -> str:
     """Fill in the template for `tokens` tokens in total."""
-    rows = max(1, (batch or min(BATCH, tokens // STEPS)) // seq_len)
+    batch = _batch_tokens(tokens, seq_len, batch)
+    stable, anneal = _phase_tokens(tokens, batch)
     return TEMPLATE.format(
         sources="\n".join(sources.values()) + "\n",
         weights="".join(f"      {name}: {share:.10g}\n" for name, share in shares.items()),
         seq_len=seq_len,
-        batch=_format_count(rows * seq_len),
-        stable=_format_count(_round_down(tokens * STABLE // 100)),
-        anneal=_format_count(_round_down(tokens * ANNEAL // 100)),
+        batch=_format_count(batch),
+        stable=_format_count(stable),
+        anneal=_format_count(anneal),
         warmup=_format_count(_round_down(tokens // 100)),
         shape=DEFAULT_SHAPE,
         other_shapes=", ".join(name for name in SHAPES if name != DEFAULT_SHAPE),
     )
+
+
+def _batch_tokens(tokens: int, seq_len: int, batch: int | None) -> int:
+    """Return a step's tokens: whole rows, at least one."""
+    return max(1, (batch or min(BATCH, tokens // STEPS)) // seq_len) * seq_len
+
+
+def _phase_tokens(tokens: int, batch: int) -> tuple[int, int]:
+    """Return the tokens of both phases: each needs a step."""
+    stable, anneal = (_round_down(tokens * share // 100) for share in (STABLE, ANNEAL))
+    return max(stable, batch), max(anneal, batch)
 
 
 def _choose_seq_len(smallest: int) -> int:

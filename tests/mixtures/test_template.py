@@ -34,6 +34,16 @@ def test_the_mixture_has_no_problems_and_fits_the_datasets(sizes, tmp_path_facto
         assert weight / sum(weights) == pytest.approx(size / sum(sizes), abs=0.001)
 
 
+@pytest.mark.parametrize("tokens", [100, 9_000, 20_000, 100_000])
+@pytest.mark.parametrize("batch", [64, 1_024, 4_096])
+def test_each_phase_has_a_step_however_few_tokens_are_asked_for(head, tokens, batch, tmp_path):
+    file = tmp_path / "mixture.yaml"
+    file.write_text(render_template([head("web", 20_000)], tokens=tokens, batch=batch, seq_len=64))
+    plan = resolve_file(file)
+    assert [phase.name for phase in plan.phases] == ["stable", "anneal"]
+    assert abs(plan.tokens - tokens) <= 0.05 * tokens + 2 * batch
+
+
 def test_source_names_come_from_urls_and_are_unique(head):
     names = (
         "a/web",
