@@ -149,7 +149,7 @@ def _parse_json(line: bytes) -> tuple[Any, bool]:
     except UnicodeDecodeError as error:
         raise _BadLine("invalid UTF-8", f"at byte {error.start} of the line") from None
     except (ValueError, RecursionError) as error:
-        raise _BadLine("broken JSON", f"not JSON: {error}") from None
+        raise _BadLine("broken JSON", str(error)) from None
 
 
 def _read_text(record: dict[str, Any], config: SourceConfig) -> str:

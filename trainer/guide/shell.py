@@ -36,8 +36,9 @@ class Shell:
         if code not in expected:
             raise RunError(
                 f"`{join(words)}` ended with exit code {code}",
-                where=str(self.folder),
-                hint=f"its error is printed above; the same `{self.program}` continues from there",
+                where=None if self.folder == Path() else str(self.folder),
+                hint=f"its error is printed above; once that is mended, the same `{self.program}` "
+                "goes on from here",
             )
         return code
 

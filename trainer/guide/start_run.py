@@ -23,7 +23,7 @@ from ..layout.devices import choose_device
 from . import sizing
 from .shell import Shell, has_finished, note
 from .sizing import Budget, Candidate, Trial
-from .trials import CHECKPOINTS, Trials
+from .trials import CHECKPOINTS, STEPS, Trials
 
 FEW_DOCUMENTS, MANY_DOCUMENTS = 200, 2_000
 """With fewer documents, none are held out; with many, a hundredth is."""
@@ -119,12 +119,13 @@ class Start:
         if self.corpus.conversations and self.weights is None:
             raise MisuseError(
                 f"{folder} holds conversations, which fine-tune given weights",
-                hint="name a model: --weights FOLDER; or their text: --text-field NAME",
+                hint="name the folder of the weights: --weights FOLDER; or a field that is plain "
+                "text: --text-field NAME",
             )
         if self._is_dna and len(self.corpus.formats) > 1:
             raise MisuseError(
                 f"{folder} holds several kinds of documents: {', '.join(self.corpus.formats)}",
-                hint="genomes are read as bytes, and text is not: start with one of them",
+                hint="genomes are read as bytes, and text is not: name a folder of one kind",
             )
         if self.weights is not None and not self._weights_tokenizer.exists():
             hint = path_hint(Path(self.weights), "name a folder of transformers")
@@ -230,7 +231,7 @@ class Start:
             epochs = sizing.MAX_EPOCHS if self.weights is None else sizing.TUNING_EPOCHS
             return Budget(TRAINING_SHARE * left, manifest.tokens, epochs)
 
-        note("measure how fast this machine trains: some steps of real models")
+        note(f"measure how fast this machine trains: {STEPS} steps of real models, never resumed")
         choice = sizing.choose(
             self._candidates(trials, manifest.tokenizer.vocab_size), trials.measure, budget
         )
@@ -241,11 +242,13 @@ class Start:
             )
         candidate, trial = choice
         tokens = budget().tokens(trial.tokens_per_second)
+        spent = time.monotonic() - began
         note(
             f"chosen: {candidate.name}, {format_number(candidate.parameters)} parameters, "
             f"{format_number(tokens)} tokens ({tokens / manifest.tokens:.1f} times the dataset): "
             f"{format_duration(tokens / trial.tokens_per_second)} at the measured "
-            f"{format_number(trial.tokens_per_second)} tokens a second"
+            f"{format_number(trial.tokens_per_second)} tokens a second; the trials took "
+            f"{format_duration(spent)} of {format_duration(seconds)}"
         )
         layout = trial.layout
         batch = sizing.choose_batch(tokens, layout.processes, seq_len)

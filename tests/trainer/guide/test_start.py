@@ -220,7 +220,7 @@ def test_the_error_of_a_command_is_printed_above(tmp_path: Path) -> None:
     assert result.returncode == 1
     before, _, after = result.stderr.partition("invalid UTF-8")
     assert "\n$ tokenize train x.txt --vocab-size 1024 --out runs/x/tokenizer.json\n" in before
-    assert "the same `headrace start` continues from there" in after
+    assert "the same `headrace start` goes on from here" in after
 
 
 def test_an_output_folder_inside_the_corpus_is_an_error(corpus: Path) -> None:
