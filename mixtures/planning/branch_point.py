@@ -220,6 +220,7 @@ def continued_order(
 def keep_decisions(plan: Plan, branch: BranchPoint) -> Plan:
     """Plan the shares that the run has decided after the branch: a stretch for each decision."""
     before, names = ([source.name for source in p.sources] for p in (branch.plan, plan))
+    drawn_shares_by_phase = {phase.name: drawn_shares(phase) for phase in plan.phases}
     for decision in branch.kept:
         if decision.row >= plan.end_row:
             break
@@ -230,7 +231,7 @@ def keep_decisions(plan: Plan, branch: BranchPoint) -> Plan:
             row += (phase.first_row - row) % phase.batch_rows
         if row == phase.end_row:
             continue
-        drawn = zip(names, drawn_shares(phase), strict=True)
+        drawn = zip(names, drawn_shares_by_phase[phase.name], strict=True)
         missing = {name for name, weight in weights.items() if weight} - {n for n, s in drawn if s}
         if missing:
             raise PlanError(

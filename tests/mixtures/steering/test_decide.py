@@ -267,3 +267,17 @@ def test_a_branch_keeps_or_drops_later_decisions(
         with pytest.raises(PlanError, match="phase more does not draw from it"):
             resolve(Mixture(sources={"web": SourceSpec(data=plan.sources[0].url)}, phases=other,
                             after=after))  # fmt: skip
+
+
+def test_a_kept_decision_brings_a_source_back(head: Callable[..., str], tmp_path: Path) -> None:
+    """The first one leaves it out from the branch's first row on."""
+    plan = planned(head, code=90_000)
+    recorded: list[RecordedDecision] = []
+    for step, shares in ((10, {"code": 1.0}), (20, {"web": 1.0})):
+        stream = Stream(add_decisions(plan, recorded))
+        recorded.append(decide_by_hand(stream, recorded, shares, step, None, str(step)))
+    run = write_decisions(tmp_path / "run", plan, recorded)
+    phases = {"more": PhaseSpec(tokens=2560, weights={"web": 0.5, "code": 0.5})}
+    branch = resolve(Mixture(phases=phases, after=After(run=str(run), step=10, decisions="keep")))
+    weights = [stretch.weights[:2] for stretch in branch.phases[0].stretches]
+    assert weights == [(0, 1), (1, 0)]
