@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from support.configs import CONFIGS
-from support.tasks.layouts import DEEPSPEEDS_OWN
+from support.configs import CONFIGS, DEEPSPEEDS_OWN
 from support.tasks.piped import place
 
 from headrace.models.accounting.count import build_meta

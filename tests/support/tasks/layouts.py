@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from support.configs import DEEPSPEEDS_OWN
 from support.tasks.changed_deepspeed import answers
 from support.tasks.layout_faults import FAULTS
 from support.tasks.live_state import fp32_in_use, gathered, live_weights, oracle
@@ -84,8 +85,6 @@ KEYS = {
     },
 }
 """Keys of an engine, by a word of a layout."""
-DEEPSPEEDS_OWN = {"steps_per_print": 1 << 30}
-"""With it, DeepSpeed runs on one rank too."""
 GATHER = {"block": "block", "micro": "micro-batch", "step": "step"}
 """Settings of FSDP2, by the last word of a layout."""
 
