@@ -151,7 +151,7 @@ def test_steps_are_measured_with_the_loop_of_a_run(
     monkeypatch.setattr(worker, "Loop", loop)
     monkeypatch.setattr(worker, "training_steps", lambda *_: None)
     with pytest.raises(StopIteration):
-        worker._make_loop(job, nothing, parallel, StartOptions(), Hooks(), nothing)
+        worker._make_loop(job, nothing, parallel, StartOptions(), Hooks(), nothing, None)
     monkeypatch.setattr(_synthetic_run, "Loop", loop)
     for name in ("build", "join"):
         monkeypatch.setattr(_gpu_run, name, lambda *_: parallel)
