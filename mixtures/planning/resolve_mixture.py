@@ -46,7 +46,7 @@ from .refill import refill_rows
 from .shares import Shares, average_shares, fit_tables, make_line, phase_shares, split_stretches
 from .size_weights import describe_rule, size_weights
 from .supply import rows_left
-from .without import TokenSpans, check_unlearnt, find_unlearnt
+from .without import TokenSpans, check_unlearnt, find_unlearnt, warn_learnt_again
 
 CHUNK_TOKENS = 1 << 23
 SMALL_CHUNKS = 256
@@ -111,6 +111,8 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
     unlearnt = find_unlearnt(mixture.without, opened)
     if findings := check_unlearnt(mixture.without, unlearnt):
         raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
+    if branch:
+        warn_learnt_again(mixture.without, branch.plan.sources, opened)
     stream = _resolve_stream(mixture, opened, branch, unlearnt)
     shortages = [
         MixtureFinding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")

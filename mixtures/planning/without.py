@@ -13,6 +13,7 @@ import numpy as np
 from ...console.log import get_logger
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.order.epochs.remainder import merge_spans
+from ...dataplane.order.plan import PlanSource
 from ..mixture_file.check import MixtureFinding
 from .id_list import read_ids
 from .open_sources import OpenedSource
@@ -52,6 +53,19 @@ def check_unlearnt(
     if lists and not unlearnt:
         return [MixtureFinding(("without",), "names no document of any source")]
     return []
+
+
+def warn_learnt_again(
+    lists: Sequence[str], before: Sequence[PlanSource], opened: Mapping[str, OpenedSource]
+) -> None:
+    """Warn if a mixture without lists continues a run that has some: it learns their documents."""
+    names = [source.name for source in before if source.unlearnt and source.name in opened]
+    if names and not lists:
+        log.warning(
+            "the run has documents of %s without loss (`without`), and this mixture learns them: "
+            "name the lists again to leave them out",
+            ", ".join(names),
+        )
 
 
 def _find_spans(name: str, source: OpenedSource, ids: set[str]) -> tuple[TokenSpans, set[str]]:

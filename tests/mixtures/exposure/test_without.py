@@ -109,3 +109,17 @@ def test_unknown_ids_are_counted(
         file.write("nobody\n")
     plan_of({**spec, "without": [str(tmp_path / "drop.txt")]})
     assert "1 of 5 ids are in no source, such as nobody" in caplog.text
+
+
+def test_a_branch_that_learns_the_documents_again_says_so(
+    tmp_path: Path, spec: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    lists = {"without": [str(tmp_path / "drop.txt")]}
+    plan = plan_of({**spec, **lists})
+    plan.save(tmp_path / "plan.json")
+    phases = {"more": {"tokens": 256, "weights": {plan.sources[0].name: 1}}}
+    branch = {"after": {"run": str(tmp_path), "step": 1}, "phases": phases}
+    assert plan_of({**branch, **lists}).sources[0].unlearnt
+    assert "learns them" not in caplog.text
+    assert not plan_of(branch).sources[0].unlearnt
+    assert "and this mixture learns them" in caplog.text
