@@ -55,7 +55,8 @@ class Stream:
     ) -> Any:
         """Return what the rows [first_row, end_row) hold, by default all, as a data frame: a line
         for each piece of a document, with its row, step, phase, source, number, id, file, epoch,
-        and place in the document and the row. No token is read.
+        and place in the document and the row. No token is read. A packed source counts
+        the place in a piece of a document that it has cut.
 
         `frame`: pandas or polars; default: pandas, or if it is not installed, polars.
         """

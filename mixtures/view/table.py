@@ -71,7 +71,8 @@ def _phase(phase: PhaseUse, speed: float | None) -> Iterator[str]:
     )
     if phase.lengths:
         yield "  " + ", ".join(
-            f"{use.steps:,} steps of {use.rows:,} rows of {use.tokens:,}" for use in phase.lengths
+            f"{use.steps:,} step{'s' * (use.steps != 1)} of {use.rows:,} rows of {use.tokens:,}"
+            for use in phase.lengths
         )
     yield from _uses(phase.sources, speed)
     if phase.weights_rule:
