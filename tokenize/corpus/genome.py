@@ -14,6 +14,7 @@ workers, files or order of documents.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -30,6 +31,9 @@ UNTAGGED_COUNT = "genomes: documents without a lineage"
 COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
 """Complements of the IUPAC codes, in both cases; gaps and other letters stay."""
 Strands = Literal["both"] | float
+LINEAGE_EVERY = 131_072
+RANKS = re.compile(r"(\s*\w+__[^;|]*(;|$))+")
+"""A lineage: d__Eukaryota;p__Chordata."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class GenomeConfig:
     """File with a line for each sequence: its id, a tab, and its lineage d__…;p__…;….."""
     lineage_dropout: float = 0.0
     """Probability with which a rank of a tag is None."""
-    lineage_every: int = 131_072
+    lineage_every: int = LINEAGE_EVERY
     """Bases after which a tag is repeated in a document."""
     groups: str | None = None
     """File with a line for each sequence: its id, a tab, and its group. A group is never divided
@@ -60,14 +64,21 @@ class GenomeConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
-        if self.stride is not None and (self.window is None or self.stride > self.window):
-            raise ValueError("stride needs a window that is not shorter: bases would be left out")
+        if self.stride is not None and self.window is None:
+            raise ValueError("stride (--stride) needs a window (--window)")
+        if self.stride is not None and self.window is not None and self.stride > self.window:
+            raise ValueError(
+                f"stride is {self.stride}, window is {self.window}: bases between windows would be "
+                "left out"
+            )
         for name in ("reverse_complement", "lineage_dropout"):
             value = getattr(self, name)
             if value != "both" and not 0 <= value <= 1:
                 raise ValueError(f"{name} is {value}; a share is between 0 and 1")
-        if self.lineage_dropout and self.lineages is None:
-            raise ValueError("lineage_dropout needs lineages")
+        if self.lineages is None and self.lineage_dropout:
+            raise ValueError("lineage_dropout needs lineages (--lineages FILE)")
+        if self.lineages is None and self.lineage_every != LINEAGE_EVERY:
+            raise ValueError("lineage_every needs lineages (--lineages FILE)")
 
     def check_build(
         self,
@@ -82,11 +93,14 @@ class GenomeConfig:
             raise ValueError("chat and genome: a conversation is no genome")
         changes_documents = self.window or self.reverse_complement or self.lineages
         if changes_documents and (byte is None or not byte.genome):
-            raise ValueError("windows, strands and lineages need dna or mask_control_tags")
+            raise ValueError(
+                "windows, strands and lineages (--window, --reverse-complement, --lineages) need "
+                "--tokenizer byte with --dna or --mask-control-tags"
+            )
         if self.lineages and not (byte and byte.mask_control_tags):
-            raise ValueError("lineages need mask_control_tags: a tag is no sequence to learn")
+            raise ValueError("--lineages needs --mask-control-tags: a tag is no sequence to learn")
         if self.groups and not has_splits:
-            raise ValueError("groups are for splits, and there are none")
+            raise ValueError("--split-groups needs --split NAME=FRACTION")
         for name, value in piecewise.items():
             if self.window is not None and value is not None:
                 raise ValueError(f"window and {name}: sequences are read in pieces")
@@ -107,6 +121,12 @@ class Genome:
         for name in ("lineages", "groups"):
             url = getattr(config, name)
             tables[name], digests[name] = _read_table(url) if url else ({}, "")
+        for id, lineage in tables["lineages"].items():
+            if not RANKS.fullmatch(lineage):
+                raise InputError(
+                    f"{config.lineages}: the lineage of {id} is {lineage}",
+                    hint="write ranks as d__Eukaryota;p__Chordata: other tags would get a loss",
+                )
         return cls(config, tables["lineages"], tables["groups"], digests)
 
     @property

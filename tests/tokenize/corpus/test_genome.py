@@ -180,12 +180,12 @@ def test_documents_of_a_genome_are_counted_and_named(fasta: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"genome": GenomeConfig(window=10)}, "need dna or mask_control_tags"),
+        ({"genome": GenomeConfig(window=10)}, "need --tokenizer byte with --dna or"),
         (
             {"genome": GenomeConfig(lineages="x"), "byte": ByteConfig(dna=True)},
-            "lineages need mask",
+            "--lineages needs --mask-control-tags",
         ),
-        ({"genome": GenomeConfig(groups="x")}, "groups are for splits"),
+        ({"genome": GenomeConfig(groups="x")}, "--split-groups needs --split"),
         (
             {"genome": GenomeConfig(window=9), "byte": BYTE, "max_document_tokens": 9},
             "window and max_document_tokens",
@@ -198,9 +198,19 @@ def test_settings_that_contradict_are_refused(values: dict[str, Any], message: s
 
 
 def test_wrong_tables_and_numbers_are_refused(tmp_path: Path) -> None:
-    for values in ({"stride": 3}, {"window": 2, "stride": 3}, {"reverse_complement": 2.0}):
-        with pytest.raises(ValueError, match=r"stride|share"):
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"stride": 3}, r"needs a window \(--window\)"),
+        ({"window": 2, "stride": 3}, "bases between windows would be left out"),
+        ({"reverse_complement": 2.0}, "a share is between 0 and 1"),
+        ({"lineage_dropout": 0.1}, "needs lineages"),
+        ({"lineage_every": 100}, "needs lineages"),
+    ]
+    for values, message in wrong:
+        with pytest.raises(ValueError, match=message):
             GenomeConfig(**values)
+    (tmp_path / "t").write_text("chr0\tgenus-1\n")
+    with pytest.raises(InputError, match="the lineage of chr0 is genus-1"):
+        Genome.load(GenomeConfig(lineages=str(tmp_path / "t")))
     (tmp_path / "t").write_text("chr0\ta\nchr0\tb\n")
     with pytest.raises(InputError, match="line 2: not an id, a tab and a value"):
         Genome.load(GenomeConfig(groups=str(tmp_path / "t")))
