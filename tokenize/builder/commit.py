@@ -24,6 +24,7 @@ from ...dataplane.shards import shard_format
 from ...dataplane.storage import storage
 from ...dataplane.storage.verified import write_named
 from ...dataplane.tokenizers import Tokenizer, tokenizer_module
+from ..corpus.genome import UNTAGGED_COUNT
 from ..corpus.read_stats import BAD
 from ..corpus.screen import DROPPED
 from ..files.input_file import File
@@ -67,6 +68,12 @@ def commit(
     notes = [line for state in result.read for line in state.stats.notes]
     for line in notes[:5]:
         log.info("%s", line)
+    if num_untagged := counts[UNTAGGED_COUNT]:
+        log.warning(
+            "%s: %d; the ids of their sequences are not in the file of --lineages",
+            UNTAGGED_COUNT,
+            num_untagged,
+        )
     shards = {
         name: [
             shard

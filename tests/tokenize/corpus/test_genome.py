@@ -161,7 +161,9 @@ def test_a_group_is_never_divided_between_splits(
         ]
 
 
-def test_documents_of_a_genome_are_counted_and_named(fasta: Path, tmp_path: Path) -> None:
+def test_documents_of_a_genome_are_counted_and_named(
+    fasta: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lineages.tsv").write_text(
         "chr0\td__Bacteria;p__P\n# a comment\nchr1\t|d__Archaea|\n"
     )
@@ -170,6 +172,7 @@ def test_documents_of_a_genome_are_counted_and_named(fasta: Path, tmp_path: Path
     done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "d")])
     assert done.exit_code == 0, done.output
     assert "read 12 records, kept 12" in done.output
+    assert "without a lineage: " in done.output + capfd.readouterr().err
     ids = ids_of(tmp_path / "d")
     assert ids[:4] == ["chr0:0-150", "chr0:0-150(-)", "chr0:150-200", "chr0:150-200(-)"]
     (tmp_path / "lineages.tsv").write_text("chr0\td__Archaea;p__P\n")
