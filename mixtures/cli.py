@@ -269,6 +269,8 @@ def audit(
     span = _span(rows) if rows is not None else None
     opened = open_plan(file, overrides)
     if decisions:
+        if opened.run is not None and not opened.plan.decisions:
+            command.say(f"{file} has followed its plan: no decision changed its shares")
         for decision in audit_decisions(opened):
             click.echo(decision.format_json() if as_json else decision.format_text())
         return
