@@ -15,7 +15,6 @@ import math
 import os
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import import_module
 from typing import Any
@@ -156,7 +155,6 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
-            self._check_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if self.keys is None:
@@ -166,16 +164,6 @@ class Command(click.Command):
                 raise
             message = f"No such option: {error.option_name}. Did you mean the key {paths[0]}=VALUE?"
             raise click.UsageError(message, ctx=ctx) from None
-
-    def _check_repeated(self, ctx: click.Context, args: list[str]) -> None:
-        """Raise for an option with one value that is given twice: click takes the last value."""
-        *_, order = self.make_parser(ctx).parse_args(args=list(args))
-        for option, count in Counter(order).items():
-            if isinstance(option, click.Option) and count > 1:
-                if option.multiple or option.count or option.is_flag:
-                    continue
-                form = f"{option.opts[0]} {option.make_metavar(ctx)}"
-                raise click.UsageError(f"{option.opts[0]} is given twice; once: {form}", ctx=ctx)
 
 
 def _keys_named(name: str, paths: Iterable[str]) -> list[str]:

@@ -36,8 +36,17 @@ on_error_option = click.option(
 )
 
 
+def join_words(
+    context: click.Context, option: click.Parameter, words: tuple[str, ...]
+) -> str | None:
+    """Callback of an option that takes names separated by commas, once or several times."""
+    return ",".join(words) or None
+
+
 keep_option = click.option(
     "--keep",
+    multiple=True,
+    callback=join_words,
     metavar="NAME[:TYPE][?],…",
     help=f"Fields or columns to keep for each document ({', '.join(FIELD_KINDS)}); ?: a record "
     "without the field has null.",
@@ -101,7 +110,11 @@ def evaluation_options(function: Any) -> Any:
     options = [
         click.option("--ngram", type=int, metavar="N", help="Words in a row that count (13)."),
         click.option(
-            "--eval-fields", metavar="NAME,…", help="Fields of evaluations (all their strings)."
+            "--eval-fields",
+            multiple=True,
+            callback=join_words,
+            metavar="NAME,…",
+            help="Fields of evaluations (all their strings).",
         ),
         click.option(
             "--match-short",

@@ -120,7 +120,6 @@ def test_every_other_failure_exits_with_1(
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("tokenize build a.txt --keep n --keep m", "--keep is given twice; once: --keep NAME"),
         (f"{RUN} --lr 1e-3", "Did you mean the key optimizer.lr=VALUE?"),
         (f"{RUN} --learning-rate 1e-3", "Did you mean the key optimizer.lr=VALUE?"),
         (f"{RUN} --vocab-size 300", "Did you mean the key model.vocab_size=VALUE?"),

@@ -49,6 +49,17 @@ def test_train_build_inspect_verify_and_count(tmp_path: Path) -> None:
     assert json.loads(run.stdout)["tokens"] == summary["tokens"]
 
 
+def test_fields_are_kept_by_one_option_or_by_several(tmp_path: Path) -> None:
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text('{"text": "water", "n": 1, "m": 2}\n')
+    for name, options in (("one", ["--keep", "n,m"]), ("two", ["--keep", "n", "--keep", "m"])):
+        words = ("--tokenizer", "byte", "--out", tmp_path / name, "--workers", 1)
+        assert invoke("build", corpus, *words, *options).exit_code == 0
+    one, two = (json.loads((tmp_path / x / "manifest.json").read_text()) for x in ("one", "two"))
+    assert [field["name"] for field in two["settings"]["source"]["keep"]] == ["n", "m"]
+    assert two["settings"] == one["settings"]
+
+
 def test_damage_fails_with_a_hint(tmp_path: Path) -> None:
     corpus, out = write_jsonl(tmp_path / "a.jsonl", texts(5)), tmp_path / "out"
     invoke("build", corpus, "--tokenizer", "byte", "--out", out, "--workers", 1)
