@@ -107,7 +107,7 @@ def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
     """Return the plan with further decisions."""
     from ..order.plan import Decision  # needs numpy
 
-    made = [*plan.decisions]
+    decisions = [*plan.decisions]
     for decision in recorded:
         weights = exact_weights(plan, decision.shares)
         before = tuple(decision.taken.get(source.name, 0) for source in plan.sources)
@@ -116,16 +116,16 @@ def add_decisions(plan: Plan, recorded: Sequence[RecordedDecision]) -> Plan:
             or sum(before) != decision.row - plan.first_row
             or not plan.first_step <= decision.step < plan.end_step
             or plan.step(decision.step).first_row != decision.row
-            or (made and decision.row <= made[-1].row)
+            or (decisions and decision.row <= decisions[-1].row)
         ):
             raise IntegrityError(
                 f"the decision from step {decision.step:,} on is none of the plan {plan.hash}",
                 hint="restore the plan.json that the run was started with",
             )
-        made.append(
+        decisions.append(
             Decision(row=decision.row, weights=weights, digest=decision.digest, before=before)
         )
-    return replace(plan, decisions=tuple(made))
+    return replace(plan, decisions=tuple(decisions))
 
 
 def exact_weights(plan: Plan, shares: Mapping[str, float]) -> tuple[int, ...] | None:

@@ -173,8 +173,8 @@ class StreamDataset(IterableDataset[Item]):
         end_row = self.plan.end_row
         if place.step < self.plan.end_step:
             end_row = self.plan.step(place.step).first_row + (place.index > 0)
-        made = [decision.digest for decision in self.plan.decisions if decision.row < end_row]
-        return made[-1] if made else None
+        digests = [decision.digest for decision in self.plan.decisions if decision.row < end_row]
+        return digests[-1] if digests else None
 
     def _count_items(self, phase: Phase) -> int:
         return count_items(phase, self.world, self.micro_batch)

@@ -35,30 +35,31 @@ class AuditedDecision:
     """Tokens owed to sources that these shares leave out; a later decision or phase pays them."""
 
     def format_text(self) -> str:
-        made = self.recorded
-        shares = ", ".join(f"{name} {share:.4%}" for name, share in made.shares.items())
+        decision = self.recorded
+        shares = ", ".join(f"{name} {share:.4%}" for name, share in decision.shares.items())
         lines = [
-            f"from step {made.step:,} (row {made.row:,}, phase {self.phase}), by {made.by}: "
-            f"{shares}; digest {made.digest}"
+            f"from step {decision.step:,} (row {decision.row:,}, phase {self.phase}), "
+            f"by {decision.by}: {shares}; digest {decision.digest}"
         ]
-        if made.by != HAND:
-            losses = ", ".join(f"{name} {loss:.4g}" for name, loss in made.why["losses"].items())
-            held_out = ", ".join(f"{loss:.4g}" for loss in made.why["held_out"])
+        if decision.by != HAND:
+            why = decision.why
+            losses = ", ".join(f"{name} {loss:.4g}" for name, loss in why["losses"].items())
+            held_out = ", ".join(f"{loss:.4g}" for loss in why["held_out"])
             lines.append(
-                f"  decided after step {made.why['at'] - 1:,} from "
+                f"  decided after step {why['at'] - 1:,} from "
                 + "; ".join(
                     [f"losses {losses}"] * bool(losses)
                     + [f"held-out losses {held_out}"] * bool(held_out)
                 )
                 + ": repeated, and equal"
             )
-        for what, tokens in (("written off", self.written_off), ("owed meanwhile", self.unpaid)):
+        for label, tokens in (("written off", self.written_off), ("owed meanwhile", self.unpaid)):
             if tokens:
                 owed = ", ".join(
                     f"{name} {abs(debt):,.0f} tokens {'behind' if debt > 0 else 'ahead'}"
                     for name, debt in tokens.items()
                 )
-                lines.append(f"  {what}: {owed}")
+                lines.append(f"  {label}: {owed}")
         return "\n".join(lines)
 
     def format_json(self) -> str:
@@ -74,46 +75,47 @@ def audit_decisions(opened: OpenedPlan) -> Iterator[AuditedDecision]:
     recorded = files.read_run(opened.run, plan.hash)[: len(plan.decisions)]
     names = [source.name for source in plan.sources]
     before = Stream(replace(plan, decisions=()))
-    for number, made in enumerate(recorded):
+    for number, decision in enumerate(recorded):
         before = before.steer(replace(plan, decisions=plan.decisions[:number]))
-        counts = zip(names, before.counts(made.row).tolist(), strict=True)
-        _compare(made, "taken", {name: count for name, count in counts if count}, made.taken)
-        if made.by != HAND:
-            _check(before, recorded[:number], made)
+        counts = zip(names, before.counts(decision.row).tolist(), strict=True)
+        taken = {name: count for name, count in counts if count}
+        _compare(decision, "taken", taken, decision.taken)
+        if decision.by != HAND:
+            _check(before, recorded[:number], decision)
         assert isinstance(stream.assignment, SteeredOrder)
         written_off = stream.assignment.written_off(number + 1)
         lost = {name: float(debt) for name, debt in zip(names, written_off, strict=True) if debt}
-        owed = dict(zip(names, stream.debts(made.row), strict=True))
+        owed = dict(zip(names, stream.debts(decision.row), strict=True))
         yield AuditedDecision(
-            recorded=made,
-            phase=plan.phase_at(made.row).name,
+            recorded=decision,
+            phase=plan.phase_at(decision.row).name,
             written_off=lost,
             unpaid={
                 name: float(debt) - lost.get(name, 0.0)
                 for name, debt in owed.items()
-                if debt and name not in made.shares
+                if debt and name not in decision.shares
             },
         )
 
 
-def _check(stream: Stream, earlier: Sequence[RecordedDecision], made: RecordedDecision) -> None:
+def _check(stream: Stream, earlier: Sequence[RecordedDecision], decision: RecordedDecision) -> None:
     """Raise unless the phase's controller decides the same from the same inputs. `stream` has the
     `earlier` decisions."""
-    plan, why, at = stream.plan, made.why, made.why["at"]
-    shares, state = shares_in_force(plan, at), last_state(plan, earlier, made.by, at)
-    limits = find_limits(stream, made.row)
+    plan, why, at = stream.plan, decision.why, decision.why["at"]
+    shares, state = shares_in_force(plan, at), last_state(plan, earlier, decision.by, at)
+    limits = find_limits(stream, decision.row)
     observed = Observed(losses=why["losses"], held_out=why["held_out"])
     verdict = repeat_controller(why["control"], at, shares, observed, state, limits)
     decided = {name: share for name, share in (verdict.shares or {}).items() if share}
-    _compare(made, "shares", decided, made.shares)
+    _compare(decision, "shares", decided, decision.shares)
     for key, repeated in verdict.why.items():
-        _compare(made, key, repeated, why.get(key))
+        _compare(decision, key, repeated, why.get(key))
 
 
-def _compare(made: RecordedDecision, name: str, repeated: object, value: object) -> None:
+def _compare(decision: RecordedDecision, name: str, repeated: object, value: object) -> None:
     if repeated != value:
         raise IntegrityError(
-            f"the decision from step {made.step:,} on cannot be repeated: its {name} are {value}, "
-            f"and should be {repeated}",
+            f"the decision from step {decision.step:,} on cannot be repeated: its {name} are "
+            f"{value}, and should be {repeated}",
             hint="the file was changed, or this headrace has another controller",
         )

@@ -124,11 +124,11 @@ def shares_in_force(plan: Plan, step: int) -> dict[str, float]:
     """Return the shares of a controlled phase's sources at a step, as decimals."""
     phase, row = plan.step(step).phase, plan.step(step).first_row
     shares = begin_shares(plan, phase)
-    made = [decision for decision in plan.decisions if phase.first_row <= decision.row <= row]
-    if not made:
+    earlier = [decision for decision in plan.decisions if phase.first_row <= decision.row <= row]
+    if not earlier:
         return shares
-    weights = {s.name: weight for s, weight in zip(plan.sources, made[-1].weights, strict=True)}
-    total = sum(made[-1].weights)
+    weights = {s.name: weight for s, weight in zip(plan.sources, earlier[-1].weights, strict=True)}
+    total = sum(earlier[-1].weights)
     return {name: float(Fraction(weights[name], total)) for name in shares}
 
 

@@ -227,10 +227,14 @@ def _run_generations(
             results[result.number].append(result)
             progress.advance(result.size)
     for number, shard_range in zip(numbers, shard_ranges, strict=True):
-        made = [result for n in shard_range for result in results[n]]
-        made.sort(key=lambda result: (result.part, result.number))
-        shards = [result.shard for result in made if result.shard is not None]
-        yield number, shards, sum((Counter(result.counts) for result in made), Counter[str]())
+        parts = [result for n in shard_range for result in results[n]]
+        parts.sort(key=lambda result: (result.part, result.number))
+        shards = [result.shard for result in parts if result.shard is not None]
+        yield (
+            number,
+            shards,
+            sum((Counter(result.counts) for result in parts), Counter[str]()),
+        )
 
 
 def _relative_url(out: str, base: str) -> str:

@@ -125,7 +125,7 @@ class Pilot:
             request = find_request(self.folder)
             if request is None:
                 return None
-            if any(request.id == made.why.get("request") for made in self.decided.recorded):
+            if any(request.id == decision.why.get("request") for decision in self.decided.recorded):
                 remove_request(self.folder)  # a kill came between the record and this
                 return None
             if request.step is not None and self._is_controlled(first_step, request.step):
