@@ -59,6 +59,12 @@ def find_bounds(plan: Plan, planned: Sequence[Epochs]) -> Iterator[ControlledPha
 
 
 def format_bounds(controlled: ControlledPhase) -> Iterator[str]:
+    if all(bounds.min_share == bounds.max_share for bounds in controlled.sources):
+        yield (
+            f"  The controller {controlled.controller} keeps the shares: no decision within the "
+            "phase's steps changes them."
+        )
+        return
     yield (
         f"  The controller {controlled.controller} decides the shares during the run: the table "
         "shows those of the beginning, kept to the end."

@@ -212,6 +212,8 @@ def test_a_plan_says_what_is_unknown_before_the_run(head: Callable[..., str]) ->
     assert "The controller held-out decides the shares during the run" in text
     assert "code 25.00% to 100.00% (at most 2 total epochs)" in text
     assert "web 0.00% to 75.00%" in text
+    rare = planned(head, control={"kind": "odm", "every": 1000})
+    assert "The controller odm keeps the shares" in format_table(summarize(Stream(rare)))
 
 
 @pytest.mark.parametrize(
