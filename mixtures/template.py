@@ -17,8 +17,11 @@ SEQ_LEN = 4096
 BATCH = 1 << 22
 STEPS = 2_000
 """Minimum number of steps; small datasets get a smaller batch."""
-STABLE, ANNEAL = 90, 7
-"""Percentages of all tokens, by phase."""
+STABLE = 90
+"""Percentage of the tokens in the first phase."""
+SPARE = 3
+"""Percentage of the datasets' tokens that no phase asks for, where `--tokens` says nothing: rows and
+steps are whole, so a plan of all tokens would begin a second epoch."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 
@@ -81,9 +84,9 @@ def render_template(
     smallest = min(source.tokens for source in opened.values())
     seq_len = seq_len or _choose_seq_len(smallest)
     shares = _proportional_shares(opened, available)
-    total = tokens or available
+    total = tokens or _round_down(available * (100 - SPARE) // 100)
     phase_tokens = sum(_phase_tokens(total, _batch_tokens(total, seq_len, batch)))
-    planned = max(phase_tokens, total * (STABLE + ANNEAL + 1) / 100)
+    planned = max(phase_tokens, total * 1.01)  # phases are rounded up to whole steps
     lines = {}
     for name, source in opened.items():
         rows = max(1, (source.tokens - 1) // seq_len)
@@ -127,8 +130,8 @@ def _batch_tokens(tokens: int, seq_len: int, batch: int | None) -> int:
 
 def _phase_tokens(tokens: int, batch: int) -> tuple[int, int]:
     """Return the tokens of both phases: each needs a step."""
-    stable, anneal = (_round_down(tokens * share // 100) for share in (STABLE, ANNEAL))
-    return max(stable, batch), max(anneal, batch)
+    stable = _round_down(tokens * STABLE // 100)
+    return max(stable, batch), max(tokens - stable, batch)
 
 
 def _choose_seq_len(smallest: int) -> int:

@@ -104,4 +104,4 @@ def test_sizes_that_are_given_replace_those_of_the_datasets(tmp_path):
     plan = resolve_file(file)
     assert {phase.seq_len for phase in plan.phases} == {64}
     assert {phase.batch_rows for phase in plan.phases} == {1_000 // 64}
-    assert plan.tokens == pytest.approx(0.97 * 400_000, rel=0.02)
+    assert 400_000 <= plan.tokens < 400_000 + 2 * 1_000, "two phases, each rounded to whole steps"
