@@ -74,7 +74,7 @@ def token_count(
     if value is None:
         return None
     try:
-        tokens = int(value) if value.isdecimal() else count(value)
+        tokens = int(value) if value.replace("_", "").isdecimal() else count(value)
     except ValueError as error:
         raise click.BadParameter(f"{error}.") from None
     if tokens < 1 or tokens != int(tokens):
