@@ -20,8 +20,8 @@ STEPS = 2_000
 STABLE = 90
 """Percentage of the tokens in the first phase."""
 SPARE = 3
-"""Percentage of the datasets' tokens that no phase asks for, where `--tokens` says nothing: rows and
-steps are whole, so a plan of all tokens would begin a second epoch."""
+"""Percentage of the tokens that no phase asks for, where `--tokens` says nothing: rows and
+steps are whole, so a plan of all of them would begin a second epoch."""
 EXAMPLES = {"web": 0.8, "code": 0.2}
 PHASES = ("stable", "anneal")
 

@@ -35,6 +35,8 @@ Long = Literal["cut", "drop", "keep-first"]
 """Rule for a document longer than a bin: cut it into pieces, drop it, or keep its first bin."""
 
 
+MAX_LENGTH = 1 << 24
+"""Tokens of the longest bin: the search for the best bin holds some words for each."""
 MUCH_PADDING = 0.25
 """Padding share at which a view gets a warning."""
 FEW_BINS = 64
@@ -61,12 +63,15 @@ class PackConfig:
     """Executor of the tasks."""
 
     def __post_init__(self) -> None:
-        if self.length < 2:
-            raise ValueError(f"--length {self.length}: a bin has at least 2 tokens")
+        for length in {self.length, *self.lengths}:
+            if not 2 <= length <= MAX_LENGTH:
+                raise ValueError(
+                    f"--length {length}: a bin has at least 2 and at most {MAX_LENGTH:,} tokens"
+                )
         if self.group_bins < 1:
             raise ValueError(f"group_bins {self.group_bins}: a group has at least one bin")
         for length in self.lengths:
-            if length < 2 or self.longest % length:
+            if self.longest % length:
                 raise ValueError(
                     f"--length {length}: every length must divide the longest, {self.longest}"
                 )

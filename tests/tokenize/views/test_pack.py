@@ -216,6 +216,6 @@ def test_the_command(tmp_path: Path, run_build: Callable[..., Path], corpus: Pat
     assert inspect.document(target, 0).fields
     assert "% of them padding" in card(target)
     result = CliRunner().invoke(main, ["pack", str(out), "--length", "1", "--out", target])
-    assert result.exit_code == 2 and "at least 2 tokens" in result.output
+    assert result.exit_code == 2 and "at least 2 and" in result.output
     with pytest.raises(InputError, match=r"no document of .* has at most 2 tokens"):
         packed(out, tmp_path / "none", length=2, long="drop")
