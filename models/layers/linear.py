@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,20 +54,23 @@ class SplitLinear(nn.Module):
         joined: bool = False,
         sizes: Sequence[int] | None = None,
         share: Axis | None = None,
+        use: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Map x [..., width] to a tensor [..., part size] per part; `joined` returns them
         concatenated, for kernels that take them so.
 
         `stored` is x in FP8, if a kernel stored it; `sizes` overrides the returned tensors' widths;
-        with `share`, each rank of that axis computes its part of every part, without a bias.
-        (ZeRO-3 gathers weights at a module's call, so nothing else may read them.)
+        with `share`, each rank of that axis computes its part of every part, without a bias;
+        with `use`, the result is use(x, weight). (ZeRO-3 gathers weights at a module's call, so
+        nothing else may read them.)
         """
+        if use is not None:
+            return use(x, self.weight)
         sizes, rows, axis = list(sizes or self.parts.values()), self.narrow_rows(), self.axis
         weight: Tensor = self.weight
         if share is not None:
             assert self.bias is None and not self.wide
-            assert not (self.fp8 and axis), "scales of gradients cover the rows of one axis"
-            axis = axis or share.name
+            axis = f"{axis} {share.name}".strip()
             sizes = [len(share.part_range(size)) for size in sizes]
             parts = weight.split(list(self.parts.values()))
             weight = torch.cat([part[share.part(len(part))] for part in parts])

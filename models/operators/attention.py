@@ -15,7 +15,6 @@ from torch.compiler import is_compiling
 
 from ..config.options.attention import AttentionOptions
 from ..config.options.base import OperatorOptions
-from ..documents import Documents
 from ..layers.attention.limits import AttentionCall
 from ..layers.attention.packed import packed_attention, supports_packed_attention
 from ..layers.attention.ring_flash import ring_flash_attention
@@ -24,10 +23,12 @@ from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm, norm_divided
 from ..layers.rope import rotate, rotation
-from ..parallel.axes import Axes, Axis
+from ..parallel.axes import Axes
 from ..parallel.heads import gather_rows_of_heads, scatter_rows_of_heads
 from ..parallel.local_shard import Sharded, ShardingSpec
-from ..parallel.ring import FirstKeys, Zigzag, ring_attention
+from ..parallel.ring.attention import FirstKeys, ring_attention
+from ..parallel.ring.circulation import KeysAndValues, Latents
+from ..parallel.ring.zigzag import Zigzag
 from ..parallel.tensor import select_local_groups
 from .base import BatchContext, Operator, State
 
@@ -108,27 +109,23 @@ class Attention(Operator):
         """
         axis = batch.axes.context
         if axis.size > 1 and batch.axes.attention == "ring":
-            documents = batch.documents
-            return self.attend_ring(
-                q, k, v, None if documents is None else documents.full_rows, axis
-            )
+            return self.attend_ring(q, KeysAndValues(k, v), batch)
         row_batch = batch.whole_row_context(q.shape[1])
         q, k, v = gather_rows_of_heads(q, k, v, axis)
         sinks = None if self.sinks is None else self.sinks[axis.part(len(self.sinks))]
         return scatter_rows_of_heads(self.attend_rows(q, k, v, row_batch, sinks), axis)
 
-    def attend_ring(
-        self, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis
-    ) -> Tensor:
-        """Compute ring attention for this rank's tokens, with shapes as in `attend_across_ranks`;
-        `documents` describe full rows."""
-        window = self.options.window
+    def attend_ring(self, q: Tensor, keys: KeysAndValues | Latents, batch: BatchContext) -> Tensor:
+        """Compute ring attention for this rank's tokens, with shapes as in
+        `attend_across_ranks`."""
+        window, axis = self.options.window, batch.axes.context
+        documents = None if batch.documents is None else batch.documents.full_rows
         if (
             window is None
             and self.sinks is None
             and supports_packed_attention(self.options.kernel, q)
         ):
-            return ring_flash_attention(q, k, v, documents, axis, scale=self.scale)
+            return ring_flash_attention(q, keys, documents, axis, scale=self.scale)
         zigzag, device = Zigzag(q.shape[1], axis), q.device
         first_keys = None
         if documents is not None:
@@ -141,7 +138,7 @@ class Attention(Operator):
             )
         elif window is not None:
             first_keys = FirstKeys.build_window(window, zigzag, device)
-        return ring_attention(q, k, v, first_keys, zigzag, scale=self.scale, sinks=self.sinks)
+        return ring_attention(q, keys, first_keys, zigzag, scale=self.scale, sinks=self.sinks)
 
     def attend_rows(
         self, q: Tensor, k: Tensor, v: Tensor, batch: BatchContext, sinks: Tensor | None = None

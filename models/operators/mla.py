@@ -5,8 +5,9 @@
     k = [r, c·W_k],  v = c·W_v,   y = softmax(q·kᵀ·scale)·v·W_o
 
 A whole pass expands c to keys and values, and is attention with as many heads of keys. Context
-ranks that exchange heads send c and r to all of them, if that is less, and each expands them for
-its heads. Generation keeps c and r, and absorbs the expansions into queries and outputs:
+ranks send c and r, if that is less: those that exchange heads to all of them, and each expands them
+for its heads; in a ring they travel, and each rank expands those that arrive. Generation keeps c
+and r, and absorbs the expansions into queries and outputs:
 
     q·kᵀ = q_r·r + (q_n·W_kᵀ)·c,   y = (softmax(…)·c)·W_v
 
@@ -27,10 +28,11 @@ from ..layers.initializers import Initializers
 from ..layers.linear import OutputLinear, SplitLinear, inputs, outputs
 from ..layers.norms import RMSNorm
 from ..layers.rope import rotate, rotation
-from ..parallel.axes import Axes, Axis
+from ..parallel.axes import Axes
 from ..parallel.exchange import gather_rows
 from ..parallel.heads import scatter_rows_of_heads
 from ..parallel.local_shard import ShardingSpec
+from ..parallel.ring.circulation import Latents
 from ..parallel.tensor import gather
 from .attention import Attention, attention_mask
 from .base import BatchContext, State
@@ -62,8 +64,7 @@ class MLA(Attention):
         q_input = x if self.q_a is None or self.q_a_norm is None else self.q_a_norm(self.q_a(x))
         # q [b, t, heads, rope + nope]   latent [b, t, rank]   rope_key [b, t, 1, rope]
         q = self.q_b(q_input, joined=True).unflatten(-1, (-1, options.qk_head_dim))
-        sizes = [options.kv_lora_rank, options.qk_rope_head_dim]
-        latent, rope_key = self.kv_a(x).split(sizes, dim=-1)
+        latent, rope_key = self.split_latents(self.kv_a(x))
         latent, rope_key = self.kv_a_norm(latent), rope_key.unsqueeze(2)
         if options.rope is not None:
             cos, sin = rotation(options.rope, batch.positions, options.qk_rope_head_dim)
@@ -71,45 +72,66 @@ class MLA(Attention):
         if batch.state is not None:
             y = self.attend_cached(q, latent, rope_key, batch, batch.state)
         elif self.sends_latents(batch.axes):
-            y = self.attend_latents(q, latent, rope_key, batch)
+            tokens = torch.cat([latent, rope_key.squeeze(2)], dim=-1)
+            ring = batch.axes.attention == "ring"
+            y = (self.attend_ring_of_latents if ring else self.attend_latents)(q, tokens, batch)
         else:
-            y = self.attend_across_ranks(*self.expand(q, latent, rope_key), batch)
+            k, v = self.shape_keys(*self.kv_b(latent), rope_key)
+            y = self.attend_across_ranks(self.pad(q), k, v, batch)
         out: Tensor = self.out(y[..., : options.v_head_dim].flatten(2))
         return out
 
     def sends_latents(self, axes: Axes) -> bool:
         context = axes.context.size
-        if context == 1 or axes.attention != "a2a" or (self.kv_b.fp8 and self.kv_b.axis):
-            return False
-        is_less: bool = self.options.sends_latents(axes.tensor.size, context)
-        return is_less
+        sends: bool = context > 1 and self.options.sends_latents(
+            axes.attention, axes.tensor.size, context, fp8=self.kv_b.fp8
+        )
+        return sends
 
-    def attend_latents(
-        self, q: Tensor, latent: Tensor, rope_key: Tensor, batch: BatchContext
-    ) -> Tensor:
-        """Attend like `attend_across_ranks`: queries go to the ranks of their heads, latents to
-        all, which expand them for their heads."""
-        options, axis = self.options, batch.axes.context
+    def attend_latents(self, q: Tensor, tokens: Tensor, batch: BatchContext) -> Tensor:
+        """Attend like `attend_across_ranks`: queries go to the ranks of their heads, latents, the
+        `tokens` [b, t, rank + rope], to all, which expand them for their heads."""
+        axis = batch.axes.context
         row_batch = batch.whole_row_context(q.shape[1])
         q = gather_rows(q, [q.shape[2] // axis.size] * axis.size, axis)
-        tokens = gather(torch.cat([latent, rope_key.squeeze(2)], dim=-1), axis)
-        latent, rope_key = tokens.split([options.kv_lora_rank, options.qk_rope_head_dim], dim=-1)
-        q, k, v = self.expand(q, latent, rope_key.unsqueeze(2), axis)
-        y = self.attend_rows(q, k, v, row_batch)
-        return scatter_rows_of_heads(y[..., : options.v_head_dim], axis)
+        latent, rope_key = self.split_latents(gather(tokens, axis))
+        k, v = self.shape_keys(*self.kv_b(latent, share=axis), rope_key.unsqueeze(2))
+        y = self.attend_rows(self.pad(q), k, v, row_batch)
+        return scatter_rows_of_heads(y[..., : self.options.v_head_dim], axis)
 
-    def expand(
-        self, q: Tensor, latent: Tensor, rope_key: Tensor, share: Axis | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, keys and values [b, t, heads, head_dim], padded with zeros; those of its heads
-        for a rank of the axis `share`."""
-        options = self.options
-        k, v = self.kv_b(latent, share=share)
-        k = k.unflatten(-1, (-1, options.qk_nope_head_dim))
-        v = v.unflatten(-1, (-1, options.v_head_dim))
-        k = torch.cat([rope_key.expand(-1, -1, k.shape[2], -1), k], dim=-1)
-        q, k, v = (F.pad(t, (0, options.head_dim - t.shape[-1])) for t in (q, k, v))
-        return q, k, v
+    def attend_ring_of_latents(self, q: Tensor, tokens: Tensor, batch: BatchContext) -> Tensor:
+        """Attend like `attend_latents`, in a ring."""
+
+        def attend(tokens: Tensor, weight: Tensor) -> Tensor:
+            latents = Latents(tokens, weight, self.expand, self.options.v_head_dim)
+            return self.attend_ring(self.pad(q), latents, batch)
+
+        y: Tensor = self.kv_b(tokens, use=attend)
+        return y
+
+    def expand(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """Return keys and values [2, ..., heads, head_dim] from tokens [..., rank + rope] and the
+        weight of `kv_b`."""
+        latent, rope_key = self.split_latents(tokens)
+        k, v = F.linear(latent, weight).split(list(self.kv_b.parts.values()), dim=-1)
+        return torch.stack(self.shape_keys(k, v, rope_key.unsqueeze(-2)))
+
+    def split_latents(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        latent, rope_key = tokens.split(
+            [self.options.kv_lora_rank, self.options.qk_rope_head_dim], dim=-1
+        )
+        return latent, rope_key
+
+    def shape_keys(self, k: Tensor, v: Tensor, rope_key: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [..., heads, head_dim], padded with zeros, from expansions
+        [..., channels] and rope_key [..., 1, rope]."""
+        k = k.unflatten(-1, (-1, self.options.qk_nope_head_dim))
+        v = v.unflatten(-1, (-1, self.options.v_head_dim))
+        k = torch.cat([rope_key.expand(*k.shape[:-1], -1), k], dim=-1)
+        return self.pad(k), self.pad(v)
+
+    def pad(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, self.options.head_dim - x.shape[-1]))
 
     def attend_cached(
         self, q: Tensor, latent: Tensor, rope_key: Tensor, batch: BatchContext, state: State
@@ -120,7 +142,8 @@ class MLA(Attention):
         mask = attention_mask(batch, q.shape[1], None)
         seen = append_latents(new_tokens, state)
         if not state.seen:
-            return self.masked_attention(*self.expand(q, latent, rope_key), mask)
+            k, v = self.shape_keys(*self.kv_b(latent), rope_key)
+            return self.masked_attention(self.pad(q), k, v, mask)
         q_rope, q_nope = q.split([options.qk_rope_head_dim, options.qk_nope_head_dim], dim=-1)
         rows = list(self.kv_b.parts.values())
         k_rows, v_rows = self.kv_b.weight.split(rows)

@@ -25,7 +25,9 @@ from ...models.layers.rope import rotate, rotation
 from ...models.model.embedding import EmbeddingTable, Unembedding
 from ...models.operators.mlp import apply_gate
 from ...models.parallel.axes import ALONE
-from ...models.parallel.ring import Hops, Zigzag, ring_attention
+from ...models.parallel.ring.attention import Hops, ring_attention
+from ...models.parallel.ring.circulation import KeysAndValues
+from ...models.parallel.ring.zigzag import Zigzag
 from ..prices.machine import RING
 from .clock import Clock, torch_dtype
 
@@ -198,7 +200,7 @@ def ring(draw: RandomInputs, size: int) -> KernelCall:
     )
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ring_attention(q, k, v, None, zigzag, scale=size**-0.5)
+        return ring_attention(q, KeysAndValues(k, v), None, zigzag, scale=size**-0.5)
 
     return KernelCall(run, inputs, draw.rows * pairs * shape[0] * size)
 

@@ -25,7 +25,7 @@ from ..traces.trace import LayerTrace, ModelTrace
 from ..traces.work import Work
 from .experts import price_exchange
 from .host import price_host_copy, price_optimizer
-from .latents import find_latents, price_latents
+from .latents import count_ring_channels, find_latents, price_latents
 from .machine import MESSAGE_LAUNCHES, Machine
 
 if TYPE_CHECKING:
@@ -71,12 +71,13 @@ def price_layer(
     if split.tp > 1:
         times["tensor"] = prices.price_tensor(layer, trace)
     if split.cp > 1:
-        works = [
-            (work.count, prices.price_ring(work, rings[work.shape]))
-            if work.kind == "attention" and rings
-            else (work.count, prices.price_context(work, find_latents(work, layer, model, split)))
-            for work in layer.forward
-        ]
+        works = []
+        for work in layer.forward:
+            latents = find_latents(work, layer, model, split, precision.fp8)
+            if work.kind == "attention" and rings:
+                works.append((work.count, prices.price_ring(work, rings[work.shape], latents)))
+            else:
+                works.append((work.count, prices.price_context(work, latents)))
         times["context"] = MessageTimes(
             *(sum(count * parts[n] for count, parts in works) for n in range(len(works[0][1])))
         )
@@ -135,15 +136,18 @@ class _LayerMessages(NamedTuple):
         forward = seconds("all-reduce", row_tokens) + seconds("reduce-scatter", 2 * row_tokens)
         return MessageTimes(rows * forward, rows * seconds("all-gather", 2 * row_tokens))
 
-    def price_ring(self, work: Work, ring: Operations) -> MessageTimes:
+    def price_ring(self, work: Work, ring: Operations, latents: MLAOptions | None) -> MessageTimes:
         """Price ring attention: the exchange of chunks before and after the ring, and the part of
         its hops that computation does not hide."""
         machine, cp, tp = self.machine, self.split.cp, self.split.tp
-        head_width, _, _, kv_heads = work.shape
-        exchange = self._exchange_seconds(work)
-        keys_and_values = 2 * kv_heads * head_width / tp * self.tokens
-        hop = machine.ring_hop(keys_and_values * self.number_bytes, cp, tp)
-        gradient_hop = machine.ring_hop(keys_and_values * GRADIENT_BYTES, cp, tp)
+        channels = count_ring_channels(work, latents, tp)
+        numbers = channels.travelling * self.tokens
+        exchange = sum(
+            machine.collective("all-to-all", count * self.tokens * self.number_bytes, cp, tp)
+            for count in (channels.inputs, channels.outputs)
+        )
+        hop = machine.ring_hop(numbers * self.number_bytes, cp, tp)
+        gradient_hop = machine.ring_hop(numbers * GRADIENT_BYTES, cp, tp)
 
         def exposed_seconds(direction: Direction, message: float) -> float:
             # Of cp steps, the last one computes without a message.
@@ -167,8 +171,11 @@ class _LayerMessages(NamedTuple):
     def _context_seconds(self, work: Work) -> float:
         machine, split, tokens = self.machine, self.split, self.tokens
         if work.kind == "attention":
-            seconds = self._exchange_seconds(work)
             inputs, output = self._attention_bytes(work)
+            seconds = sum(
+                machine.collective("all-to-all", size, split.cp, split.tp)
+                for size in (inputs, output)
+            )
             copies = 1 + self._num_row_copies
             seconds += self.machine.message_copies(
                 inputs, 1 + copies
@@ -195,12 +202,6 @@ class _LayerMessages(NamedTuple):
                 2 * channels / split.tp * tokens * self.number_bytes
             )
         return 0.0
-
-    def _exchange_seconds(self, work: Work) -> float:
-        """Return the seconds of the all-to-all for queries, keys and values, and for the output."""
-        machine, split = self.machine, self.split
-        sizes = self._attention_bytes(work)
-        return sum(machine.collective("all-to-all", size, split.cp, split.tp) for size in sizes)
 
     def _attention_bytes(self, work: Work) -> tuple[float, float]:
         """Count the bytes of a rank's queries, keys and values, and of its output."""

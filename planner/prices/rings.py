@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..grid.split import Direction, Split
-from ..traces.ring import Operations, Ring, map_operations, trace_ring
+from ..traces.ring import Operations, Ring, map_operations, trace_expansion, trace_ring
 from ..traces.trace import LayerTrace
 from ..traces.work import Work
+from .latents import find_latents
 from .machine import RING, Machine
 
 if TYPE_CHECKING:
@@ -49,8 +50,23 @@ def compute_rings(
         operations = trace_ring(ring, split.cp)
         measured = operations.tiled and machine.has_kernel(RING)
         shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
-        rings[work.shape] = map_operations(shard, select_priced(operations, measured=measured))
+        priced = select_priced(operations, measured=measured)
+        if latents := find_latents(work, layer, model, split, precision.fp8):
+            expansion = trace_expansion(latents, ring.rank_tokens, precision)
+            priced = add_expansions(priced, expansion, split.cp)
+        rings[work.shape] = map_operations(shard, priced)
     return rings
+
+
+def add_expansions(ring: Operations, expansion: Operations, ranks: int) -> Operations:
+    """Add the expansions of latents that arrive: one for each rank in both passes, and their
+    gradients. The layer has those of its own latents already, but for the second one."""
+
+    def repeat(operations: Sequence[Work], count: int) -> tuple[Work, ...]:
+        return tuple(replace(work, count=work.count * count) for work in operations)
+
+    backward = repeat(expansion.forward, ranks) + repeat(expansion.backward, ranks - 1)
+    return Operations(ring.forward + repeat(expansion.forward, ranks - 1), ring.backward + backward)
 
 
 def split_operations(

@@ -22,8 +22,9 @@ from .trace import PLANNER
 from .work import Work, merge_equal
 
 if TYPE_CHECKING:
+    from ...models.config.options.mla import MLAOptions
     from ...models.config.options.precision import Precision
-    from ...models.parallel.ring import Tile
+    from ...models.parallel.ring.attention import Tile
     from .recorder import OperationRecorder
 
 MAX_RANKS, MAX_WINDOW_RANKS = 4, 12
@@ -164,11 +165,39 @@ def _record_ring(ring: Ring, ranks: int) -> Operations:
     return Operations(merge_equal(forward.work), merge_equal(backward.work))
 
 
+@cache
+def trace_expansion(options: MLAOptions, rank_tokens: int, precision: Precision) -> Operations:
+    """Return the operations that expand the latents of a rank's tokens to keys and values, and
+    those of its gradients."""
+    record = partial(_record_expansion, options, rank_tokens, precision)
+    question = f"expansion {options!r} {rank_tokens} {precision!r}"
+    return load_or_compute(question, record, asdict, _parse_operations, PLANNER)
+
+
+def _record_expansion(options: MLAOptions, rank_tokens: int, precision: Precision) -> Operations:
+    import torch
+
+    from ...models.config.precision import compute_dtype
+    from ...models.operators.mla import MLA
+    from .recorder import OperationRecorder
+
+    dtype = compute_dtype(precision)
+    with torch.device("meta"):
+        operator = MLA(options, options.latent_width).to(dtype)
+        tokens = torch.empty(1, rank_tokens, options.latent_width, dtype=dtype, requires_grad=True)
+        with OperationRecorder(rank_tokens) as forward:
+            forward.saved_kind = "attention"
+            kv = operator.expand(tokens, operator.kv_b.weight)
+        with OperationRecorder(rank_tokens) as backward:
+            torch.autograd.grad(kv, (tokens, operator.kv_b.weight), torch.empty_like(kv))
+    return Operations(merge_equal(forward.work), merge_equal(backward.work))
+
+
 @contextmanager
 def _run_one_tile_per_size(recorder: OperationRecorder, ring: Ring) -> Iterator[None]:
     """Let a ring compute one tile per size, which counts for all tiles of the size. The query-key
     pairs are recorded too."""
-    from ...models.parallel import ring as module
+    from ...models.parallel.ring import attention as module
 
     shape = ring.width, ring.heads, ring.rank_tokens
 

@@ -1,4 +1,4 @@
-"""Ring attention by flash attention, on CUDA in half precision, as parallel/ring.py arranges it.
+"""Ring attention by flash attention, on CUDA in half precision, as parallel/ring/ arranges it.
 
 Each hop is a call to torch's flash attention (two where a rank has its own keys); outputs are
 merged by log-sum-exp:
@@ -28,7 +28,14 @@ from torch import Tensor
 from ...config.precision import widen
 from ...documents import Documents, copy_async
 from ...parallel.axes import Axis
-from ...parallel.ring import RowChunk, Zigzag, circulate, circulate_with_gradients
+from ...parallel.ring.circulation import (
+    Expand,
+    KeysAndValues,
+    Latents,
+    circulate_keys,
+    circulate_with_gradients,
+)
+from ...parallel.ring.zigzag import RowChunk, Zigzag
 from ...parallel.whole_results import run_composite
 
 Range = tuple[int, int]
@@ -36,13 +43,16 @@ Range = tuple[int, int]
 
 
 def ring_flash_attention(
-    q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, axis: Axis, *, scale: float
+    q: Tensor,
+    keys: KeysAndValues | Latents,
+    documents: Documents | None,
+    axis: Axis,
+    *,
+    scale: float,
 ) -> Tensor:
-    """Return attention over whole rows, like q [rows, local_length, heads, head_dim]; k and v
-    [rows, local_length, kv_heads, head_dim]. `documents` describe full rows; None: each row is a
-    single document."""
+    """Return attention over whole rows, like q [rows, local_length, heads, head_dim], as wide as
+    the values. `documents` describe full rows; None: each row is a single document."""
     rows, local_length = q.shape[:2]
-    num_heads = [q.shape[2], k.shape[2], v.shape[2]]
     zigzag = Zigzag(local_length, axis)
     if documents is None:
         calls = plan_row_calls(rows, local_length, axis, q.device)
@@ -51,9 +61,11 @@ def ring_flash_attention(
         calls = documents.get_or_build(
             key, lambda host: plan_calls(document_columns(host), zigzag, local_length).to(q.device)
         )
-    zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).flatten(0, 1)
-    y: Tensor = _FlashRing.apply(*zigzag_qkv.split(num_heads, dim=1), calls, axis, scale)
-    return zigzag.collect(y.unflatten(0, (rows, local_length)))
+    q, (first, second), expand = keys.deal(q, zigzag)
+    first = first.flatten(0, 1)
+    second = second if expand is not None else second.flatten(0, 1)
+    y: Tensor = _FlashRing.apply(q.flatten(0, 1), first, second, expand, calls, axis, scale)
+    return zigzag.collect(y[..., : keys.value_dim].unflatten(0, (rows, local_length)))
 
 
 @dataclass(frozen=True)
@@ -179,23 +191,36 @@ def visible_ranges(
 class _FlashRing(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
+        ctx: Any,
+        q: Tensor,
+        first: Tensor,
+        second: Tensor,
+        expand: Expand | None,
+        calls: FlashCalls,
+        axis: Axis,
+        scale: float,
     ) -> Tensor:
+        sources = first, second
         output, log_z = run_composite(
-            "attention", partial(_FlashRing.attend, q, k, v, calls, axis, scale)
+            "attention", partial(_FlashRing.attend, q, sources, expand, calls, axis, scale)
         )
-        ctx.save_for_backward(q, k, v, output, log_z)
-        ctx.calls, ctx.axis, ctx.scale = calls, axis, scale
+        ctx.save_for_backward(q, *sources, output, log_z)
+        ctx.expand, ctx.calls, ctx.axis, ctx.scale = expand, calls, axis, scale
         return output
 
     @staticmethod
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, calls: FlashCalls, axis: Axis, scale: float
+        q: Tensor,
+        sources: tuple[Tensor, Tensor],
+        expand: Expand | None,
+        calls: FlashCalls,
+        axis: Axis,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the output and the scores' log-sum-exp, fp32 [heads, tokens]."""
         merged = torch.zeros_like(widen(q))
         log_z = merged.new_full((q.shape[1], q.shape[0]), float("-inf"))
-        for owner, owner_kv in circulate(torch.stack([k, v]), axis):
+        for owner, owner_kv in circulate_keys(sources, expand, axis):
             for call in calls.select(owner, axis.rank):
                 keys, values = (join_ranges(x, call.keys) for x in owner_kv)
                 y, call_log_z = flash(join_ranges(q, call.queries), keys, values, call, scale)
@@ -204,7 +229,7 @@ class _FlashRing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, output, log_z = ctx.saved_tensors
+        q, first, second, output, log_z = ctx.saved_tensors
         axis: Axis = ctx.axis
         dq = torch.zeros_like(widen(q))
 
@@ -221,8 +246,8 @@ class _FlashRing(torch.autograd.Function):
                     for target_range, grad_range in split_ranges(target, call_grad, ranges):
                         target_range += grad_range
 
-        dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
-        return dq.to(q.dtype), dk, dv, None, None, None
+        source_grads = circulate_with_gradients((first, second), ctx.expand, axis, add)
+        return dq.to(q.dtype), *source_grads, None, None, None, None
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float) -> tuple[Tensor, Tensor]:

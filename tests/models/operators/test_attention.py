@@ -13,8 +13,10 @@ from support.kernels.operator_checks import (
 )
 from torch import Tensor
 
+from headrace.models.operators import BatchContext
 from headrace.models.operators import attention as operator
-from headrace.models.parallel.axes import Axis
+from headrace.models.parallel.axes import Axes, Axis
+from headrace.models.parallel.ring.circulation import KeysAndValues
 
 
 def definition(attention: Any, u: Tensor) -> Tensor:
@@ -98,10 +100,10 @@ def test_the_ring_takes_flash_attention_where_it_can(monkeypatch: pytest.MonkeyP
     for name in ("ring_flash_attention", "ring_attention"):
         monkeypatch.setattr(operator, name, lambda *_, name=name, **__: taken.append(name))
     q = torch.zeros(1, 4, 2, 8)
-    axis = Axis(None, 0, 2)
+    batch = BatchContext(torch.arange(4)[None], axes=Axes(context=Axis(None, 0, 2)))
     for fits, window in ((True, None), (True, 3), (False, None)):
         monkeypatch.setattr(
             operator, "supports_packed_attention", lambda kernel, q, fits=fits: fits
         )
-        make("attention", heads=2, window=window).attend_ring(q, q, q, None, axis)
+        make("attention", heads=2, window=window).attend_ring(q, KeysAndValues(q, q), batch)
     assert taken == ["ring_flash_attention", "ring_attention", "ring_attention"]

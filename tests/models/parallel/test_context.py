@@ -172,11 +172,15 @@ def test_latents_with_tensor_parallelism_and_recompute(
         model = tiny_of("[a, a]", {"a": {"kind": "mla", "heads": 4, "kv_lora_rank": rank, **sizes}})
         assert apart(four, model, CUTS, tensor=2) < BOUND
         assert apart(four, model, CUTS, recompute="block") < BOUND
+        assert apart(four, model, CUTS, tensor=2, attention="ring") < BOUND
+        assert apart(four, model, CUTS, recompute="block", attention="ring") < BOUND
 
 
 def test_latents_in_fp8_have_the_scales_of_whole_rows(
-    two: Ranks, tiny_of: Callable[..., Model]
+    two: Ranks, four: Ranks, tiny_of: Callable[..., Model]
 ) -> None:
+    """Scales of a latent's gradient cover the heads of both axes. In FP8 a ring sends keys and
+    values: their gradients are rounded once they are whole."""
     sizes = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 4, "v_head_dim": 16}
     options = {"kind": "mla", "heads": 4, "kv_lora_rank": 16, **sizes}
     config = Fp8Config(smallest=16, ends=0)
@@ -184,6 +188,8 @@ def test_latents_in_fp8_have_the_scales_of_whole_rows(
     expansions = [m for name, m in model.named_modules() if name.endswith("kv_b")]
     assert expansions and all(linear.fp8 for linear in expansions)
     assert apart(two, model, CUTS, fp8=config) < BOUND
+    assert apart(two, model, CUTS, fp8=config, attention="ring") < BOUND
+    assert apart(four, model, CUTS, fp8=config, tensor=2) < BOUND
     assert apart(two, model, CUTS, fp8=config, fault="scale") > 1e-8
 
 

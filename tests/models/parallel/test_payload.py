@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from headrace.models.documents import Documents
 from headrace.models.model.model import Model
-from headrace.models.parallel import exchange, ring, tensor
+from headrace.models.parallel import exchange, tensor
 from headrace.models.parallel.axes import Axes, Axis
+from headrace.models.parallel.ring import circulation
 
 WIDTH = 16
 
@@ -42,8 +43,8 @@ def network_of(axis: Axis) -> Iterator[Network]:
     network = Network(axis)
     with (
         mock.patch.object(exchange, "all_to_all", network.exchange),
-        mock.patch.object(ring, "start_all_to_all", network.exchange),
-        mock.patch.object(ring, "wait", lambda received: received),
+        mock.patch.object(circulation, "start_all_to_all", network.exchange),
+        mock.patch.object(circulation, "wait", lambda received: received),
         mock.patch.object(tensor, "all_gather", network.gather),
     ):
         yield network
@@ -113,6 +114,8 @@ def test_latents_go_to_all_ranks_if_they_are_less(one: Callable[..., Model], ran
     assert forward_numbers(narrow, axis, part) == queries_and_output + 3 * (8 + 4) * part
     wide = one(kind="mla", heads=heads, kv_lora_rank=16, **sizes)
     assert forward_numbers(wide, axis, part) == 3 / 4 * 4 * heads * (5 + 4) * part
+    hops, chunks = 3 * (16 + 4) * part, (heads * (9 + 6) + 16 + 4) * part
+    assert hops < forward_numbers(wide, axis, part, attention="ring") <= hops + chunks
 
 
 @pytest.mark.parametrize("part", [64, 128])

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain, combinations, product
 from unittest import mock
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +21,12 @@ from headrace.models.config.options.recompute import Results, Selective
 from headrace.models.documents import Documents
 from headrace.models.layers.attention.ring_flash import flash, flash_backward, plan_calls
 from headrace.models.layers.recompute import _contexts, recomputed
-from headrace.models.parallel import ring
 from headrace.models.parallel.axes import ALONE, Axis
-from headrace.models.parallel.ring import TILE, FirstKeys, Zigzag
+from headrace.models.parallel.ring import attention
+from headrace.models.parallel.ring import zigzag as zigzag_module
+from headrace.models.parallel.ring.attention import FirstKeys
+from headrace.models.parallel.ring.circulation import KeysAndValues
+from headrace.models.parallel.ring.zigzag import TILE, Zigzag
 
 BOUND = 1e-12
 ROWS = 2
@@ -84,7 +88,7 @@ def test_the_ring(
 def test_first_keys_of_a_window(size: int, part: int, window: int, tile: int) -> None:
     """Rows of one document need no numbers of positions."""
     past = torch.arange(part * size).unsqueeze(0).clamp(max=window - 1)
-    with mock.patch.object(ring, "TILE", tile):
+    with mock.patch.object(zigzag_module, "TILE", tile):
         for axis in Axis(None, 0, size).ranks():
             zigzag = Zigzag(part, axis)
             found = FirstKeys.build_window(window, zigzag, past.device)
@@ -118,6 +122,27 @@ def test_the_ring_by_flash_attention(
     worst = differs(
         pools[size], "ring_flash", lambda q, k, v: by_definition(q, k, v, past), inputs, edges
     )
+    assert worst < BOUND
+
+
+@pytest.mark.parametrize("edges", [None, [0, 2, 9, 12, 24]])
+def test_latents_travel_in_place_of_keys_and_values(
+    four: Ranks, differs: Callable[..., float], edges: list[int] | None
+) -> None:
+    """Gradients of the latents and of the weight that expands them; hops by flash attention."""
+    heads, dim, channels, length = 3, 2, 4, 12
+    past = None
+    if edges is not None:
+        past = Documents.build(torch.tensor(edges), (ROWS, length)).positions
+
+    def attend(q: Tensor, tokens: Tensor, weight: Tensor) -> Tensor:
+        kv = (tokens @ weight.T).unflatten(-1, (2, heads, dim))
+        return by_definition(q, kv[:, :, 0], kv[:, :, 1], past)
+
+    shapes = (ROWS, length, heads, dim), (ROWS, length, channels), (2 * heads * dim, channels)
+    inputs = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+    divided = [True, True, False]
+    worst = differs(four, "ring_flash_of_latents", attend, inputs, edges, divided=divided)
     assert worst < BOUND
 
 
@@ -178,7 +203,7 @@ def test_kept_attention_is_the_merged_output() -> None:
     x = [torch.randn(1, 8, 2, 4, requires_grad=True) for _ in range(3)]
     tiles: list[int] = []
 
-    def counted(hops: Iterator[ring.Tile]) -> Iterator[ring.Tile]:
+    def counted(hops: Iterator[attention.Tile]) -> Iterator[attention.Tile]:
         for tile in hops:
             tiles.append(1)
             yield tile
@@ -190,9 +215,9 @@ def test_kept_attention_is_the_merged_output() -> None:
         return list(torch.autograd.grad(y.square().sum(), x)), len(tiles)
 
     def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return ring.ring_attention(q, k, v, None, zigzag, scale=0.5).sin()
+        return attention.ring_attention(q, KeysAndValues(k, v), None, zigzag, scale=0.5).sin()
 
-    with mock.patch.object(ring, "around_tiles", counted):
+    with mock.patch.object(attention, "around_tiles", counted):
         kept, few = gradients("attention")
         again, many = gradients("matmul")
     assert all(map(torch.equal, kept, again))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 from unittest import mock
@@ -26,12 +26,14 @@ from headrace.models.layers.attention.ring_flash import FlashCall, ring_flash_at
 from headrace.models.layers.linear import OutputLinear
 from headrace.models.model.model import Model
 from headrace.models.parallel import halo, states
-from headrace.models.parallel import ring as ring_module
 from headrace.models.parallel.axes import ALONE, Axes, Axis
 from headrace.models.parallel.exchange import gather_rows, scatter_rows
 from headrace.models.parallel.halo import receive_halo
 from headrace.models.parallel.local_shard import LocalShard
-from headrace.models.parallel.ring import FirstKeys, Zigzag, ring_attention
+from headrace.models.parallel.ring import zigzag as zigzag_module
+from headrace.models.parallel.ring.attention import FirstKeys, ring_attention
+from headrace.models.parallel.ring.circulation import KeysAndValues, Latents
+from headrace.models.parallel.ring.zigzag import Zigzag
 from headrace.models.transforms.fp8 import quantize
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, create_groups
@@ -199,9 +201,9 @@ def part_of(
 
 def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, tile: int) -> Tensor:
     zigzag = Zigzag(q.shape[1], axis)
-    with mock.patch.object(ring_module, "TILE", tile):
+    with mock.patch.object(zigzag_module, "TILE", tile):
         first = FirstKeys.build(torch.from_numpy(past), zigzag) if past is not None else None
-        return ring_attention(q, k, v, first, zigzag, scale=0.5)
+        return ring_attention(q, KeysAndValues(k, v), first, zigzag, scale=0.5)
 
 
 def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | None) -> Tensor:
@@ -212,7 +214,26 @@ def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | No
         documents = Documents.build(torch.tensor(cuts), whole)
     ring_flash_module.flash = flash_on_cpu
     ring_flash_module.flash_backward = flash_backward_on_cpu
-    return ring_flash_attention(q, k, v, documents, axis, scale=0.5)
+    return ring_flash_attention(q, KeysAndValues(k, v), documents, axis, scale=0.5)
+
+
+def ring_flash_of_latents(
+    axis: Axis, q: Tensor, tokens: Tensor, weight: Tensor, cuts: list[int] | None
+) -> Tensor:
+    """The same, with latents that travel, and the weight of their expansion."""
+    documents = None
+    if cuts is not None:
+        whole = (len(q), q.shape[1] * axis.size)
+        documents = Documents.build(torch.tensor(cuts), whole)
+    ring_flash_module.flash = flash_on_cpu
+    ring_flash_module.flash_backward = flash_backward_on_cpu
+    keys = Latents(tokens, weight, partial(expand_latents, q.shape[2]), q.shape[3])
+    return ring_flash_attention(q, keys, documents, axis, scale=0.5)
+
+
+def expand_latents(heads: int, tokens: Tensor, weight: Tensor) -> Tensor:
+    """Return keys and values [2, ..., heads, dim] of latents [..., channels]."""
+    return F.linear(tokens, weight).unflatten(-1, (2, heads, -1)).movedim(-3, 0)
 
 
 def flash_on_cpu(
@@ -288,6 +309,7 @@ def dealt(axis: Axis, x: Tensor) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "ring": ring,
     "ring_flash": ring_flash,
+    "ring_flash_of_latents": ring_flash_of_latents,
     "halo": halo_of,
     "exchange": exchanged,
     "deal": dealt,

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.mla import MLAOptions
-from headrace.models.config.options.precision import PRECISIONS
+from headrace.models.config.options.precision import PRECISIONS, Fp8Config
 from headrace.models.model.embedding import EmbeddingTable, Unembedding
 from headrace.models.parallel.axes import Axis
 from headrace.models.parallel.exchange import gather_rows, scatter_rows
@@ -32,6 +32,7 @@ from headrace.planner.prices.messages import (
     price_layer,
 )
 from headrace.planner.traces.recorder import OperationRecorder
+from headrace.planner.traces.ring import Operations
 from headrace.planner.traces.trace import ModelTrace, trace_model
 from headrace.planner.traces.work import Work
 from headrace.trainer.engines.config import EngineConfig
@@ -179,6 +180,29 @@ class Messages(TorchDispatchMode):
         return result
 
 
+def test_a_ring_sends_latents() -> None:
+    """Negative control: in FP8, keys and values."""
+    model = load_model_config("tiny-deepseek")
+    options = model.operators["mla"]
+    assert isinstance(options, MLAOptions)
+    trace = trace_model(model, LENGTH, FP32, "cuda")
+    split, layer = Split(cp=RANKS, attention="ring"), trace.kinds[0]
+    rings = {work.shape: Operations((), ()) for work in layer.forward if work.kind == "attention"}
+    number, queries = FP32.weight_bytes * LENGTH // RANKS, options.heads * options.head_dim
+    in_fp8 = replace(FP32, fp8=Fp8Config(smallest=16))
+    for precision, sent, inputs, output in (
+        (FP32, options.latent_width, queries + options.latent_width, options.v_head_dim),
+        (in_fp8, 2 * queries, 3 * queries, options.head_dim),
+    ):
+        asked = Asked()
+        price_layer(layer, model, trace, precision, asked, split, 1, rings)
+        assert asked.sent == {
+            ("all-to-all", inputs * number): 1,
+            ("all-to-all", options.heads * output * number): 1,
+            ("hop", sent * number): 2,  # the gradients are as many numbers, in fp32
+        }
+
+
 @dataclass
 class Asked(Copies):
     """Counts the messages that it prices; it prices nothing."""
@@ -191,6 +215,9 @@ class Asked(Copies):
     def collective(self, name: str, size: float, ranks: int, stride: int) -> float:
         self.sent[name, int(size)] += 1
         return 0.0
+
+    def ring_hop(self, size: float, ranks: int, stride: int) -> float:
+        return self.collective("hop", size, ranks, stride)
 
 
 def test_messages_of_a_sharded_loss_are_those_of_the_code() -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from headrace.models.config.config import load_model_config
+from headrace.models.config.options.mla import MLAOptions
 from headrace.models.config.options.precision import PRECISIONS
 from headrace.planner.grid.split import Split
 from headrace.planner.hardware import Hardware
@@ -19,7 +20,7 @@ from headrace.planner.prices import rings
 from headrace.planner.prices.machine import RING, Machine
 from headrace.planner.traces import ring as traces
 from headrace.planner.traces.recorder import OperationRecorder
-from headrace.planner.traces.ring import Operations, Ring, trace_ring
+from headrace.planner.traces.ring import Operations, Ring, trace_expansion, trace_ring
 from headrace.planner.traces.trace import trace_model
 from headrace.planner.traces.work import Work
 
@@ -96,6 +97,20 @@ def test_kept_attention_leaves_the_exchange_of_chunks_alone() -> None:
     for ring in (TILES, FUSED):
         again = [work for work in trace_ring(ring, 2).forward if work.saved != "attention"]
         assert {work.kind for work in again} == {"memory", "launch"}
+
+
+def test_latents_are_expanded_on_arrival() -> None:
+    """Beside the layer's own, a ring of four expands three in the forward pass; four in the
+    backward pass, and the gradients of three."""
+    options = MLAOptions(
+        heads=4, kv_lora_rank=24, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16
+    )
+    expansion = trace_expansion(options, 64, FP32)
+    product = 2 * 64 * 24 * 4 * (16 + 16)
+    assert flops(expansion.forward) == product and flops(expansion.backward) == 2 * product
+    ring = rings.add_expansions(Operations((), ()), expansion, 4)
+    assert flops(ring.forward) == 3 * product
+    assert flops(ring.backward) == (4 + 2 * 3) * product
 
 
 def test_a_measured_ring_is_priced_by_its_pairs() -> None:

@@ -12,7 +12,8 @@ The hops' outputs are merged by log-sum-exp. The backward pass recomputes the pr
 these sums in a second ring, where key and value gradients travel along and return to the owner. A
 rank holds its own shard, a remote shard, and a tile's scores: O(L/N) memory. Per row it sends its
 keys and values N−1 times forward; backward, N−1 times again, and their gradients, in fp32 or wider,
-N times.
+N times. Latents travel in place of keys and values that follow from them: each rank expands those
+that arrive, in both passes, and adds up its gradients of the expansion's weight.
 
 The mask is defined by the first key that each query sees: the start of its document or window.
 """
@@ -27,84 +28,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config.precision import widen
-from .axes import Axis
-from .collectives import start_all_to_all, wait
-from .exchange import rearrange_chunks
-from .tiles import TILE
-from .whole_results import run_composite
+from ...config.precision import widen
+from ..whole_results import run_composite
+from .circulation import (
+    Expand,
+    KeysAndValues,
+    Latents,
+    circulate_keys,
+    circulate_with_gradients,
+)
+from .zigzag import RowChunk, Zigzag, split_query_tiles
 
 
 def ring_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    keys: KeysAndValues | Latents,
     first_keys: FirstKeys | None,
     zigzag: Zigzag,
     *,
     scale: float,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [rows, local_length, heads, dim], k and v [rows, local_length, kv_heads, dim] → y like q.
-    Without `first_keys`, queries see all earlier keys in their row. A head's softmax also counts
-    its score in `sinks` [heads]."""
-    heads = [q.shape[2], k.shape[2], v.shape[2]]
-    zigzag_qkv = zigzag.deal(torch.cat([q, k, v], dim=2)).split(heads, dim=2)
-    y: Tensor = _Ring.apply(*zigzag_qkv, sinks, first_keys, zigzag, scale)
-    return zigzag.collect(y)
-
-
-@dataclass(frozen=True)
-class RowChunk:
-    """A rank's chunk: positions [start, end) in the row."""
-
-    offset: int
-    """Index of `start` in the rank's tensors."""
-    start: int
-    end: int
-
-
-class Zigzag:
-    """Arrangement in which rank r holds chunks r and 2N−1−r."""
-
-    def __init__(self, local_length: int, axis: Axis) -> None:
-        self.axis = axis
-        ranks = range(axis.size)
-        self.sizes = [local_length - local_length // 2, local_length // 2] * axis.size
-        self.contiguous = [[2 * rank, 2 * rank + 1] for rank in ranks]
-        self.zigzag = [[rank, 2 * axis.size - 1 - rank] for rank in ranks]
-
-    def deal(self, x: Tensor) -> Tensor:
-        """Rearrange contiguous parts x [rows, local_length, …] into the zigzag."""
-        return rearrange_chunks(x, self.contiguous, self.zigzag, self.sizes, self.axis)
-
-    def collect(self, x: Tensor) -> Tensor:
-        """Reverse `deal`."""
-        return rearrange_chunks(x, self.zigzag, self.contiguous, self.sizes, self.axis)
-
-    def chunks(self, rank: int) -> list[RowChunk]:
-        chunks, offset = [], 0
-        for number in self.zigzag[rank]:
-            start = sum(self.sizes[:number])
-            chunks.append(RowChunk(offset, start, start + self.sizes[number]))
-            offset += self.sizes[number]
-        return chunks
-
-    def index(self, device: torch.device) -> Tensor:
-        """Return this rank's row positions, int64 [local_length]."""
-        chunks = self.chunks(self.axis.rank)
-        return torch.cat([torch.arange(chunk.start, chunk.end, device=device) for chunk in chunks])
-
-
-def split_query_tiles(zigzag: Zigzag) -> list[RowChunk]:
-    """Split this rank's chunks into query tiles, whose scores are in memory at once."""
-    return [
-        RowChunk(
-            chunk.offset + start, chunk.start + start, min(chunk.start + start + TILE, chunk.end)
-        )
-        for chunk in zigzag.chunks(zigzag.axis.rank)
-        for start in range(0, chunk.end - chunk.start, TILE)
-    ]
+    """q [rows, local_length, heads, dim] → y like q, as wide as the values. Without `first_keys`,
+    queries see all earlier keys in their row. A head's softmax also counts its score in `sinks`
+    [heads]."""
+    q, sources, expand = keys.deal(q, zigzag)
+    y: Tensor = _Ring.apply(q, *sources, expand, sinks, first_keys, zigzag, scale)
+    return zigzag.collect(y[..., : keys.value_dim])
 
 
 @dataclass(frozen=True)
@@ -196,35 +146,43 @@ class _Ring(torch.autograd.Function):
     def forward(
         ctx: Any,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        first: Tensor,
+        second: Tensor,
+        expand: Expand | None,
         sinks: Tensor | None,
         first_keys: FirstKeys | None,
         zigzag: Zigzag,
         scale: float,
     ) -> Tensor:
-        hops = Hops(first_keys, zigzag, q.device)
+        hops, sources = Hops(first_keys, zigzag, q.device), (first, second)
+        kv_heads = q.shape[2] if expand is not None else first.shape[2]
         output, log_sum = run_composite(
-            "attention", partial(_Ring.attend, q, k, v, sinks, hops, scale)
+            "attention", partial(_Ring.attend, q, sources, expand, kv_heads, sinks, hops, scale)
         )
-        ctx.save_for_backward(q, k, v, sinks, output, log_sum)
-        ctx.hops, ctx.scale = hops, scale
+        ctx.save_for_backward(q, *sources, sinks, output, log_sum)
+        ctx.hops, ctx.scale, ctx.expand, ctx.kv_heads = hops, scale, expand, kv_heads
         return ungroup_heads(output).to(q.dtype)
 
     @staticmethod
     def attend(
-        q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, hops: Hops, scale: float
+        q: Tensor,
+        sources: tuple[Tensor, Tensor],
+        expand: Expand | None,
+        kv_heads: int,
+        sinks: Tensor | None,
+        hops: Hops,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the output [rows, kv_heads, group, local_length, dim] and the scores'
         log-sum-exp."""
-        queries = group_heads(q, k.shape[2]) * scale
+        queries = group_heads(q, kv_heads) * scale
         output = torch.zeros_like(queries)
         total = queries.new_zeros(queries.shape[:-1])
         peak = torch.full_like(total, float("-inf"))
         if sinks is not None:  # a first score, with the value 0
             total = total + 1
-            peak = torch.zeros_like(total) + group_sinks(sinks, k.shape[2])
-        for owner, (keys, values) in circulate(torch.stack([k, v]), hops.zigzag.axis):
+            peak = torch.zeros_like(total) + group_sinks(sinks, kv_heads)
+        for owner, (keys, values) in circulate_keys(sources, expand, hops.zigzag.axis):
             for tile in hops.tiles(owner):
                 index = (..., tile.queries)
                 scores = compute_scores(queries, keys, tile)
@@ -241,11 +199,11 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, out_grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sinks, output, log_sum = ctx.saved_tensors
+        q, first, second, sinks, output, log_sum = ctx.saved_tensors
         hops: Hops = ctx.hops
-        axis = hops.zigzag.axis
-        queries = group_heads(q, k.shape[2]) * ctx.scale
-        dy = group_heads(out_grad, k.shape[2])
+        kv_heads: int = ctx.kv_heads
+        queries = group_heads(q, kv_heads) * ctx.scale
+        dy = group_heads(out_grad, kv_heads)
         mean = (dy * output).sum(dim=-1, keepdim=True)
         dq = torch.zeros_like(queries)
 
@@ -263,12 +221,14 @@ class _Ring(torch.autograd.Function):
                 gradients[0, :, tile.keys] += dkeys
                 gradients[1, :, tile.keys] += dvalues
 
-        dk, dv = circulate_with_gradients(torch.stack([k, v]), axis, add).to(k.dtype)
+        sources = first, second
+        source_grads = circulate_with_gradients(sources, ctx.expand, hops.zigzag.axis, add)
         dsinks = None
         if sinks is not None:
-            weights = torch.exp(group_sinks(sinks, k.shape[2]) - log_sum)
+            weights = torch.exp(group_sinks(sinks, kv_heads) - log_sum)
             dsinks = -(weights * mean.squeeze(-1)).sum(dim=(0, 3)).flatten().to(sinks.dtype)
-        return ungroup_heads(dq * ctx.scale).to(q.dtype), dk, dv, dsinks, None, None, None
+        dq = ungroup_heads(dq * ctx.scale).to(q.dtype)
+        return dq, *source_grads, None, dsinks, None, None, None
 
 
 def compute_scores(queries: Tensor, keys: Tensor, tile: Tile) -> Tensor:
@@ -294,44 +254,3 @@ def group_sinks(sinks: Tensor, kv_heads: int) -> Tensor:
 def ungroup_heads(x: Tensor) -> Tensor:
     """Reverse `group_heads`."""
     return x.permute(0, 3, 1, 2, 4).flatten(2, 3)
-
-
-def circulate(x: Tensor, axis: Axis) -> Iterator[tuple[int, Tensor]]:
-    """Yield (rank, that rank's x), starting with this rank. The next x travels meanwhile."""
-    for hop in range(axis.size):
-        wait_for_next = send_along_ring(x, axis) if hop + 1 < axis.size else None
-        yield (axis.rank - hop) % axis.size, x
-        if wait_for_next is not None:
-            x = wait_for_next()
-
-
-def circulate_with_gradients(
-    x: Tensor, axis: Axis, add: Callable[[int, Tensor, Tensor], None]
-) -> Tensor:
-    """Return this rank's x gradient, in fp32 or wider. `add(rank, x, gradient)` adds this rank's
-    contribution to `rank`'s gradient, which follows x along the ring to its owner."""
-    returning: Callable[[], Tensor] | None = None
-    for owner, local in circulate(x, axis):
-        gradient = torch.zeros_like(widen(local))
-        add(owner, local, gradient)
-        if returning is not None:
-            gradient += returning()
-        returning = send_along_ring(gradient, axis)
-    assert returning is not None
-    return returning()
-
-
-def send_along_ring(x: Tensor, axis: Axis) -> Callable[[], Tensor]:
-    """Start sending x to the next rank. Return a function that waits for the previous rank's
-    tensor."""
-    x = x.contiguous()
-    if axis.size == 1:
-        return lambda: x
-    sent, received = ([0] * axis.size for _ in range(2))
-    sent[(axis.rank + 1) % axis.size] = received[(axis.rank - 1) % axis.size] = x.numel()
-    arriving = start_all_to_all(x.view(-1), received, sent, axis)
-
-    def wait_for_arrival(_sent: Tensor = x) -> Tensor:  # keeps the sent tensor alive until then
-        return wait(arriving).view_as(x)
-
-    return wait_for_arrival
