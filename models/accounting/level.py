@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..config.options.names import LinearForm
-from .state import HOST, Degrees, Shards, StatePart
+from .state import HOST, Degrees, Shards, StatePart, device_bytes
 
 Unit = int | None
 """Layer number, or None for embedding, final norm, head and shared blocks."""
@@ -65,6 +66,28 @@ class Level:
         )
         self._peak, self._peak_bytes = self.total, dict(self.bytes_by_category)
 
+    def unfinished_peak(self) -> Sequence[tuple[str, int]]:
+        """Return the peak since the last moment as bytes beyond the current ones, by category."""
+        peak_bytes = self._peak_bytes
+        return tuple(
+            (category, excess)
+            for category, size in self.bytes_by_category.items()
+            if (excess := peak_bytes.get(category, 0) - size)
+        )
+
+    def shift(
+        self, sizes: Mapping[str, int], device: int, unfinished_peak: Sequence[tuple[str, int]]
+    ) -> None:
+        """Add the bytes that passes without new moments leave, `device` in total on the device, and
+        their unfinished peak."""
+        for category, size in sizes.items():
+            self.bytes_by_category[category] += size
+        self.total += device
+        self._peak, self._peak_bytes = self.total, dict(self.bytes_by_category)
+        for category, excess in unfinished_peak:
+            self._peak_bytes[category] += excess
+        self._peak += device_bytes(dict(unfinished_peak))
+
 
 LOSS = "loss"
 
@@ -96,6 +119,14 @@ class EngineMemory(ABC):
     @abstractmethod
     def update(self, level: Level) -> None:
         """The optimizer runs."""
+
+    def save(self) -> Hashable | None:
+        """Return all that events have changed and later ones depend on: equal passes from equal
+        states add equal bytes, and are counted once. None: all passes are counted."""
+        return None
+
+    def restore(self, saved: Any) -> None:  # noqa: B027
+        """Return to a saved state."""
 
 
 @dataclass(frozen=True, kw_only=True)

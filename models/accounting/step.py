@@ -11,8 +11,9 @@ gradients. The timeline's peak is the rank's memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from .level import (
@@ -33,17 +34,52 @@ from .state import device_bytes
 
 
 @dataclass(frozen=True)
-class Timeline:
-    """A rank's memory over a step."""
+class Stretch:
+    """Moments of a pass, as they were counted once, and where they stand in the step."""
 
-    moments: Sequence[Moment]
+    counted: Sequence[Moment]
+    highest: int
+    """Highest device bytes among the counted moments."""
+    micro: int
+    added: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by category that the step has beyond the counted moments."""
+    added_device: int = 0
+
+    @cached_property
+    def moments(self) -> Sequence[Moment]:
+        return [self._place(moment) for moment in self.counted] if self.added else self.counted
 
     @property
     def peak(self) -> Moment:
-        """The moment with the highest device memory."""
-        return max(self.moments, key=lambda moment: device_bytes(moment.high))
+        """The first moment with the highest device memory."""
+        sizes = (device_bytes(moment.high) for moment in self.counted)
+        moment = self.counted[next(i for i, size in enumerate(sizes) if size == self.highest)]
+        return self._place(moment) if self.added else moment
 
-    @property
+    def _place(self, moment: Moment) -> Moment:
+        high, end = (
+            {category: sizes.get(category, 0) + size for category, size in self.added.items()}
+            for sizes in (moment.high, moment.end)
+        )
+        return Moment(moment.name, moment.layer, self.micro, high, end)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A rank's memory over a step."""
+
+    stretches: Sequence[Stretch]
+
+    @cached_property
+    def moments(self) -> Sequence[Moment]:
+        return [moment for stretch in self.stretches for moment in stretch.moments]
+
+    @cached_property
+    def peak(self) -> Moment:
+        """The moment with the highest device memory."""
+        return max(self.stretches, key=lambda s: s.highest + s.added_device).peak
+
+    @cached_property
     def highest(self) -> int:
         """Device bytes at the peak."""
         return device_bytes(self.peak.high)
@@ -67,9 +103,9 @@ class Action(NamedTuple):
     kind: Literal["forward", "backward"]
     chunk: int
     micro: int
-    received: Sequence[int] = ()
+    received: tuple[int, ...] = ()
     """Chunks whose output stream (forward) or upstream gradient (backward) is received first."""
-    arrived: Sequence[int] = ()
+    arrived: tuple[int, ...] = ()
     """Chunks whose gradients, from earlier backward passes, have reached their stage by then."""
 
 
@@ -138,16 +174,28 @@ class _StepSimulation:
         engine.begin(level)
         level.add(INPUTS, inputs)
         level.end_moment("state", None, 0)
-        backwards = [action for action in actions if action[0] == "backward"]
+        backwards = (action for action in reversed(actions) if action.kind == "backward")
+        last_backward = next(backwards, None)
+        stretches, passes = [self._cut_stretch()], _Passes(self)
         for action in actions:
-            if action.kind == "forward":
-                self._forward(action)
-            else:
-                self._backward(action, last=action == backwards[-1])
+            stretches.append(passes.run(action, last=action is last_backward))
+        passes.restore_engine()
         self._drop_sent(self.sent_bytes)
         engine.update(level)
         level.end_moment("update", None, 0)
-        return Timeline(level.moments)
+        return Timeline([*stretches, self._cut_stretch()])
+
+    def run_pass(self, action: Action, *, last: bool) -> Stretch:
+        """Count a pass of a micro-batch through a chunk."""
+        if action.kind == "forward":
+            self._forward(action)
+        else:
+            self._backward(action, last=last)
+        return self._cut_stretch(action.micro)
+
+    def _cut_stretch(self, micro: int = 0) -> Stretch:
+        moments, self.level.moments = self.level.moments, []
+        return Stretch(moments, max(device_bytes(moment.high) for moment in moments), micro)
 
     def _input_stream_bytes(self, chunk: int) -> int:
         """Count a chunk's input stream in bytes. Inside a stage, streams belong to the passes."""
@@ -239,3 +287,91 @@ class _StepSimulation:
             return
         self.level.add(category, -self.partial_gradients.pop(name, 0))
         self.engine.gradient(self.level, name, size, last=last)
+
+
+class _State(NamedTuple):
+    """All that a pass depends on, beside its action."""
+
+    engine: Hashable
+    """None for an engine that cannot be restored."""
+    unfinished_peak: Sequence[tuple[str, int]]
+    """Bytes by which the next moment begins above the current level."""
+
+
+class _CountedPass(NamedTuple):
+    stretch: Stretch
+    start: Mapping[str, int]
+    """Bytes by category at its start."""
+    start_device: int
+    change: Mapping[str, int]
+    """Bytes that it adds by category, from its start to its end."""
+    change_device: int
+    sent_change: int
+    """Bytes that it adds to the gradients in flight to other stages."""
+    end_state: int
+
+
+class _Passes:
+    """Counts each pass once: an equal action from an equal state adds the same bytes to any level.
+
+    A step has few states: which weights are gathered, which gradients have begun. So most
+    micro-batches repeat an earlier one, and the engine stands still until a new pass begins.
+    """
+
+    def __init__(self, simulation: _StepSimulation) -> None:
+        self.simulation = simulation
+        self.counted: dict[Hashable, _CountedPass] = {}
+        self.states: list[_State] = []
+        self.numbers: dict[_State, int] = {}
+        self.state = self._number_state()
+        self.stale = False
+        """True if the engine is not in `state`."""
+
+    def _number_state(self) -> int:
+        simulation = self.simulation
+        state = _State(simulation.engine.save(), simulation.level.unfinished_peak())
+        if state not in self.numbers:
+            self.numbers[state] = len(self.states)
+            self.states.append(state)
+        return self.numbers[state]
+
+    def restore_engine(self) -> None:
+        if self.stale:
+            self.simulation.engine.restore(self.states[self.state].engine)
+            self.stale = False
+
+    def run(self, action: Action, *, last: bool) -> Stretch:
+        key = action.kind, action.chunk, action.received, action.arrived, last, self.state
+        if key in self.counted:
+            return self._repeat(self.counted[key], action.micro)
+        self.restore_engine()
+        simulation, level = self.simulation, self.simulation.level
+        start, start_device = dict(level.bytes_by_category), level.total
+        sent_bytes = simulation.sent_bytes
+        stretch = simulation.run_pass(action, last=last)
+        self.state = self._number_state()
+        if self.states[self.state].engine is not None:
+            sizes = level.bytes_by_category.items()
+            self.counted[key] = _CountedPass(
+                stretch,
+                start,
+                start_device,
+                change={category: size - start.get(category, 0) for category, size in sizes},
+                change_device=level.total - start_device,
+                sent_change=simulation.sent_bytes - sent_bytes,
+                end_state=self.state,
+            )
+        return stretch
+
+    def _repeat(self, counted: _CountedPass, micro: int) -> Stretch:
+        level, stretch = self.simulation.level, counted.stretch
+        added = {
+            category: size - counted.start.get(category, 0)
+            for category, size in level.bytes_by_category.items()
+        }
+        added_device = level.total - counted.start_device
+        self.state, self.stale = counted.end_state, True
+        unfinished_peak = self.states[self.state].unfinished_peak
+        level.shift(counted.change, counted.change_device, unfinished_peak)
+        self.simulation.sent_bytes += counted.sent_change
+        return Stretch(stretch.counted, stretch.highest, micro, added, added_device)

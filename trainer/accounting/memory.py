@@ -322,8 +322,8 @@ def list_actions(
             kind=action.kind,
             chunk=action.chunk,
             micro=action.micro,
-            received=[receiver.chunk for receiver in messages.received],
-            arrived=[sender.chunk for sender in messages.arrived if sender.kind == "backward"],
+            received=tuple(receiver.chunk for receiver in messages.received),
+            arrived=tuple(s.chunk for s in messages.arrived if s.kind == "backward"),
         )
         for action, messages in messages_by_action(orders, stage).items()
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ...models.accounting.level import EngineMemory, Level, Unit
 from ...models.accounting.state import HOST, Degrees, Shards, StatePart
@@ -36,6 +37,12 @@ class WrappedMemory(EngineMemory):
 
     def update(self, level: Level) -> None:
         self.engine.update(level)
+
+    def save(self) -> Hashable | None:
+        return self.engine.save()
+
+    def restore(self, saved: Any) -> None:
+        self.engine.restore(saved)
 
 
 class WatchedMemory(WrappedMemory):

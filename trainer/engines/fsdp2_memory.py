@@ -18,8 +18,10 @@ experts are gathered and reduced separately from their block's other parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ...models.accounting.state import (
@@ -78,6 +80,18 @@ class _GatherGroup:
     """True if the rank holds the reduced gradient."""
     summed: bool = False
     """True if torch also keeps the shard that was summed over replicas."""
+
+
+_CHANGED_FIELDS = (
+    "prefetched",
+    "unsharded",
+    "gradients",
+    "gradient_sums",
+    "reduced",
+    "summed",
+)
+_CHANGED = attrgetter(*_CHANGED_FIELDS)
+"""Reads what the events of a step change in a group."""
 
 
 def count_unsharded(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, num_gathered: int) -> int:
@@ -278,6 +292,16 @@ class Fsdp2Memory(EngineMemory):
                 if group.summed:
                     group.summed = False
                     level.add(BUFFERS, -group.shard_numel * REDUCED_BYTES)
+
+    def save(self) -> Hashable:
+        groups = tuple(map(_CHANGED, self.groups.values()))
+        return groups, self.gathered, self.reducing, frozenset(self.sums), self.last
+
+    def restore(self, saved: Any) -> None:
+        groups, self.gathered, self.reducing, sums, self.last = saved
+        for group, values in zip(self.groups.values(), groups, strict=True):
+            vars(group).update(zip(_CHANGED_FIELDS, values, strict=True))
+        self.sums = set(sums)
 
     def update(self, level: Level) -> None:
         largest = max((group.shard_numel for group in self.groups.values()), default=0)

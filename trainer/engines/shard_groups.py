@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def find_overlaps(spans: Sequence[LayerShards]) -> Iterator[str]:
             yield f"layer {upper[0]} is in {list(lower)} and in {list(upper)}"
 
 
+@cache
 def parse_layer_number(parameter: str) -> int | None:
     """Return the layer in a parameter's name; None for embedding, head and shared blocks."""
     match = LAYER_NUMBER.match(parameter)

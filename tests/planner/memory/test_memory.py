@@ -9,6 +9,8 @@ import pytest
 from support.planner.hardware import cpu_hardware
 
 from benchmarks._memory import job_of
+from headrace.models.accounting.level import EngineMemory, Moment
+from headrace.models.accounting.state import device_bytes
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.recompute import Rule, Selective
 from headrace.planner.grid.grid import Grid, LayoutShape
@@ -21,8 +23,11 @@ from headrace.planner.search.search import search
 from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.engines.config import EngineConfig
 from headrace.trainer.engines.deepspeed import DeepSpeedConfig
+from headrace.trainer.engines.fsdp.one_rank_memory import OneRankMemory
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
+from headrace.trainer.engines.fsdp2_memory import Fsdp2Memory
 from headrace.trainer.engines.shard_groups import LayerShards
+from headrace.trainer.engines.zero.step_memory import ZeroMemory
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.run.config import RunConfig
 
@@ -124,3 +129,45 @@ def test_alike_micro_batches_do_not_change_the_highest_level(costs: Costs, sched
             [*each] = costs.memory.timelines(grid, Fsdp2Config(), cuts, rules, every=True)
             sizes.append(each[stage].highest)
         assert sizes[1] == pytest.approx(sizes[0], rel=1e-3)
+
+
+ENGINES: list[EngineConfig] = [
+    Fsdp2Config(gather="step"),
+    Fsdp2Config(gather="block", shard=2),
+    *(DeepSpeedConfig(zero=zero) for zero in (0, 1, 2, 3)),
+]
+
+
+def sizes_of(moment: Moment) -> tuple[object, ...]:
+    nonzero = [
+        {part: size for part, size in sizes.items() if size} for sizes in (moment.high, moment.end)
+    ]
+    return moment.name, moment.layer, moment.micro, *nonzero
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
+def test_passes_that_repeat_are_counted_as_if_each_ran(
+    costs: Costs, schedule: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(costs.run, precision=precision)
+    machine = Machine(costs.machine.hardware, precision, roofline=True)
+    memory = Costs(costs.model, run, machine, costs.phase).memory
+    chunks = 2 if schedule == "interleaved" else 1
+    layout, layers = LayoutConfig(pp=2, schedule=schedule, chunks=chunks), len(costs.trace.layers)
+    cuts = (1, 2, 3) if chunks > 1 else (2,)
+    rules: list[Rule] = ["none", *["block"] * (layers - 1)]
+    repeated = 0
+    for engine, dp in [*((engine, 4) for engine in ENGINES), (Fsdp2Config(), 1)]:
+        grid = replace(grid_of(engine, layout, dp), shape=LayoutShape(LayoutConfig(pp=2), dp, 1, 9))
+        counted = memory.timelines(grid, engine, cuts, rules, every=True)
+        repeated += sum(bool(stretch.added) for line in counted for stretch in line.stretches)
+        with monkeypatch.context() as patch:
+            for kind in (Fsdp2Memory, ZeroMemory, OneRankMemory):
+                patch.setattr(kind, "save", EngineMemory.save)
+            ran = memory.timelines(grid, engine, cuts, rules, every=True)
+        for line, reference in zip(counted, ran, strict=True):
+            assert [*map(sizes_of, line.moments)] == [*map(sizes_of, reference.moments)]
+            highest = max(reference.moments, key=lambda moment: device_bytes(moment.high))
+            assert sizes_of(line.peak) == sizes_of(highest)
+    assert repeated > 100

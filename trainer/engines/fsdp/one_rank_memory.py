@@ -9,7 +9,8 @@ backward            fp32: gradients, which stay to the update
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import Degrees, Shards, state_bytes
@@ -63,6 +64,13 @@ class OneRankMemory(EngineMemory):
 
     def end_backward(self, level: Level, *, last: bool) -> None:
         self._add_pending(level)
+
+    def save(self) -> Hashable:
+        return tuple(self.pending.items()), frozenset(self.summed)
+
+    def restore(self, saved: Any) -> None:
+        pending, summed = saved
+        self.pending, self.summed = dict(pending), set(summed)
 
     def update(self, level: Level) -> None:
         largest = max(self.numels.values(), default=0)

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
 from ....models.accounting.state import HOST, Degrees, Shapes, Shards, StatePart, state_bytes
@@ -186,6 +186,14 @@ class ZeroMemory(EngineMemory):
         if self.stage != 1 or last:
             level.add(BUFFERS, -self.bucket_bytes)
             self.bucket_bytes = 0
+
+    def save(self) -> Hashable:
+        sums, unsharded = tuple(self.sums.items()), frozenset(self.unsharded)
+        return unsharded, self.bucket_bytes, self.filled, sums, self.shard_bytes
+
+    def restore(self, saved: Any) -> None:
+        unsharded, self.bucket_bytes, self.filled, sums, self.shard_bytes = saved
+        self.unsharded, self.sums = set(unsharded), dict(sums)
 
     def update(self, level: Level) -> None:
         if self.stage in (1, 2) and not (self.half or self.offloads):
