@@ -22,7 +22,7 @@ T = TypeVar("T")
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
 
 TOKENIZER_OPTIONS = {
-    "byte": ("special", "dna", "masked_weight", "max_foreign", "mask_control_tags"),
+    "byte": ("special", "dna", "masked_weight", "max_foreign", "mask_control_tags", "mask_n_runs"),
     "bpe": ("end_of_document",),
 }
 """Options that only one kind of tokenizer has."""
@@ -187,6 +187,12 @@ def tokenizer_options(function: Any) -> Any:
             is_flag=True,
             help="byte: no loss on @, # and phylogenetic tags (|d__…|).",
         ),
+        click.option(
+            "--mask-n-runs",
+            type=int,
+            metavar="BASES",
+            help="--dna: no loss on runs of so many N.",
+        ),
         special_option("byte: "),
         click.option("--end-of-document", metavar="TOKEN", help="FILE: token that ends documents."),
         click.option(
@@ -278,6 +284,8 @@ def _pop_tokenizer(values: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError("--masked-weight needs --dna")
     if "max_foreign" in byte_settings and not byte_settings & {"dna", "mask_control_tags"}:
         raise click.UsageError("--max-foreign needs --dna or --mask-control-tags")
+    if "mask_n_runs" in byte_settings and not byte_settings & {"dna", "mask_control_tags"}:
+        raise click.UsageError("--mask-n-runs needs --dna or --mask-control-tags")
     settings[kind]["parse_special"] = values.pop("parse_special")
     return {"tokenizer": values.pop("tokenizer"), kind: settings[kind]}
 

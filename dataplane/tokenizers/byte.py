@@ -11,11 +11,12 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ...console.config import added_field, plain
 from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from . import genome
@@ -51,6 +52,8 @@ class ByteConfig:
     mask_control_tags: bool = False
     """True: no loss on `@`, `#` and phylogenetic tags (`|d__Bacteria;…|`): pieces between two bars,
     or a bar and an end of the document, that hold `_`, `;` or a space, with their bars."""
+    mask_n_runs: int | None = added_field(None)
+    """No loss on runs of so many N, or more."""
     max_foreign: float = MAX_FOREIGN
     """Genomes (dna, mask_control_tags): largest share of a document's bytes that are not of
     nucleotide sequences: IUPAC codes, gaps (`-`, `.`, `~`), stops (`*`), line breaks, `@`, `#` and
@@ -65,6 +68,10 @@ class ByteConfig:
             raise ValueError(f"masked_weight is {self.masked_weight}; a weight is between 0 and 1")
         if self.masked_weight != MASKED_WEIGHT and not self.dna:
             raise ValueError("masked_weight needs dna: no other text has masked letters")
+        if self.mask_n_runs is not None and self.mask_n_runs < 1:
+            raise ValueError(f"mask_n_runs is {self.mask_n_runs}; it must be at least 1")
+        if self.mask_n_runs is not None and not self.genome:
+            raise ValueError("mask_n_runs needs dna or mask_control_tags: it is for genomes")
         if not 0 <= self.max_foreign <= 1:
             raise ValueError(f"max_foreign is {self.max_foreign}; a share is between 0 and 1")
         if self.max_foreign != MAX_FOREIGN and not self.genome:
@@ -75,18 +82,24 @@ class ByteConfig:
         """Return True if the texts must be nucleotide sequences."""
         return self.dna or self.mask_control_tags
 
+    @property
+    def weight_table(self) -> tuple[float, ...]:
+        """Loss weights by code; the last is zero, if some tokens have no loss."""
+        masks = self.mask_control_tags or self.mask_n_runs is not None
+        return (1.0, *[self.masked_weight] * self.dna, *[0.0] * masks)
+
 
 class ByteTokenizer:
     """Encodes UTF-8 bytes as ids 0–255."""
 
     def __init__(self, config: ByteConfig) -> None:
         self.config = config
-        table = (1.0, *[config.masked_weight] * config.dna, *[0.0] * config.mask_control_tags)
+        table = config.weight_table
         self.unsplittable_reason = None
         self.weight_table = table if len(table) > 1 else None
         self.files: dict[str, bytes] = {}
         self._end = 256
-        spec = {**asdict(config), "special_tokens": list(config.special_tokens)}
+        spec = plain(config)
         self._names = {name: 256 + number for number, name in enumerate(config.special_tokens)}
         self.special = {name: SpecialToken(id) for name, id in self._names.items()}
         vocab_size = 256 + len(self._names)
@@ -175,10 +188,14 @@ class ByteTokenizer:
         else:
             tokens = data.astype(self._dtype)
         tokens[starts[1:] - 1] = self._end
+        masks = []
         if self.config.mask_control_tags and len(tokens):
-            assert self.weight_table is not None
+            masks.append(genome.find_control_tags(tokens, starts))
+        if self.config.mask_n_runs is not None and len(tokens):
+            masks.append(genome.find_n_runs(data, starts, self.config.mask_n_runs))
+        for mask in masks:
             weights = np.zeros(len(tokens), np.uint8) if weights is None else weights
-            weights[genome.find_control_tags(tokens, starts)] = len(self.weight_table) - 1
+            weights[mask] = len(self.config.weight_table) - 1
         return Encoded(tokens, starts, weights)
 
     def find_misfits(self, encoded: Encoded) -> dict[int, str]:

@@ -17,6 +17,7 @@ BETWEEN_SEQUENCES = re.compile(rb"\|[A-Za-z]__[^|]*\||^>[^\n]*$", re.MULTILINE)
 IS_FOREIGN = ~np.isin(np.arange(1 << 8), np.frombuffer(SEQUENCE_BYTES, np.uint8))
 BAR = ord("|")
 CONTROL_BYTES = np.frombuffer(b"@#", np.uint8)
+N, LOWER_N = b"Nn"
 TAG_BYTES = np.frombuffer(b"_; ", np.uint8)
 """Bytes found only in phylogenetic tags."""
 
@@ -31,6 +32,19 @@ def find_control_tags(tokens: Tokens, starts: Int64) -> npt.NDArray[np.bool_]:
     closing = edges[1:][is_tag[:-1]]
     mask[closing] |= bars[closing]  # the end of a document closes a piece, and is no part of it
     return mask | np.isin(tokens, CONTROL_BYTES)
+
+
+def find_n_runs(data: npt.NDArray[np.uint8], starts: Int64, length: int) -> npt.NDArray[np.bool_]:
+    """Return a mask [bytes] for runs of at least `length` N within a document, in either case.
+    Documents are [start, next start - 1): a separator follows each."""
+    is_n = (data == N) | (data == LOWER_N)
+    is_n[starts[1:] - 1] = False  # a separator may be a letter
+    edges = np.flatnonzero(np.diff(is_n, prepend=False, append=False)).reshape(-1, 2)
+    long = edges[edges[:, 1] - edges[:, 0] >= length]
+    steps = np.zeros(len(data) + 1, np.int8)
+    steps[long[:, 0]], steps[long[:, 1]] = 1, -1
+    mask: npt.NDArray[np.bool_] = np.cumsum(steps[:-1], dtype=np.int8).astype(bool)
+    return mask
 
 
 def find_misfits(encoded: Encoded, limit: float) -> dict[int, str]:

@@ -33,7 +33,6 @@ USES: dict[str, tuple[int, str]] = {
         "world/plan.json, world/changing.json, keys/order-slow-jobs.json, keys/order-tables.json",
     ),
     "dataplane/runlog": (2, "world/main/ledger.jsonl, keys/decisions-odm.json"),
-    "dataplane/tokenizers": (1, "world/corpora/dna/manifest.json"),
     "mixtures/audit": (6, "printed/audit*.json, keys/board.json, keys/decisions-held-out.json"),
     "mixtures/exposure": (3, "printed/find.json"),
     "mixtures/proof": (2, "world/proof.json"),
@@ -67,10 +66,7 @@ USES: dict[str, tuple[int, str]] = {
         "files/build/work/tasks/0.json",
     ),
     "tokenize/chat": (1, "world/corpora/chat/manifest.json"),
-    "tokenize/corpus": (
-        2,
-        "world/corpora/mds/manifest.json, world/corpora/genome/manifest.json",
-    ),
+    "tokenize/corpus": (1, "world/corpora/mds/manifest.json"),
     "tokenize/neardup": (
         5,
         "world/drop.neardup/neardup.json, printed/neardup.json, printed/duplicates.json",

@@ -102,6 +102,17 @@ def genome_options(function: Any) -> Any:
             help="Genomes: also the other strand, or it alone of this share of the documents.",
         ),
         click.option(
+            "--transcribe",
+            type=click.Choice(("rna", "dna")),
+            help="Genomes: write U for T (rna), or T for U (dna).",
+        ),
+        click.option(
+            "--drop-n-runs",
+            type=int,
+            metavar="BASES",
+            help="Genomes: leave out documents with a run of so many N.",
+        ),
+        click.option(
             "--lineages",
             metavar="FILE",
             help="Genomes: tags |d__…;p__…| before documents; lines of an id, a tab, a lineage.",
@@ -131,6 +142,7 @@ def genome_options(function: Any) -> Any:
 def pop_genome(values: dict[str, Any]) -> dict[str, Any] | None:
     """Pop the settings for genomes from the options' values."""
     names = ("window", "stride", "lineages", "lineage_dropout", "lineage_every", "groups")
+    names += ("transcribe", "drop_n_runs")
     settings = {name: values.pop(name) for name in names}
     settings["seed"], strands = values.pop("genome_seed"), values.pop("reverse_complement")
     if strands not in (None, "both"):

@@ -4,7 +4,8 @@
     windows   ├─────────────┤
                      ├─────────────┤                    a window begins every `stride` bases
                             ├──────────────┤ …          the last ends with the sequence
-    document  |d__Bacteria;p__None;…|ACGT…              its tag, and one after every so many bases
+    document  |d__Bacteria;p__None;…|ACGU…              its tag, and one after every so many bases;
+                                                        as RNA or DNA
 
 A document is one window on one strand, so neither a window nor a reverse complement reaches beyond
 a sequence. All draws are hashes of the seed, the sequence's id and the window, so they depend on no
@@ -16,9 +17,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...console.config import added_field, plain
 from ...console.errors import InputError
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers.byte import ByteConfig
@@ -30,6 +32,10 @@ ADDED_COUNT = "genomes: documents beyond one for each sequence"
 UNTAGGED_COUNT = "genomes: documents without a lineage"
 COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
 """Complements of the IUPAC codes, in both cases; gaps and other letters stay."""
+DROPPED_COUNT = "dropped by --drop-n-runs"
+"""Name of the count of documents with runs of N."""
+RNA = str.maketrans("Tt", "Uu")
+DNA = str.maketrans("Uu", "Tt")
 Strands = Literal["both"] | float
 LINEAGE_EVERY = 131_072
 RANKS = re.compile(r"(\s*\w+__[^;|]*(;|$))+")
@@ -58,9 +64,13 @@ class GenomeConfig:
     between splits; one with the name of a split belongs to it."""
     seed: int = 0
     """Seed of the strands and of the dropout."""
+    transcribe: Literal["rna", "dna"] | None = added_field(None)
+    """rna: documents as RNA, U for T; dna: as DNA, T for U. The strand is turned before."""
+    drop_n_runs: int | None = added_field(None)
+    """Leave out documents with a run of so many N, or a longer one."""
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride", "lineage_every"):
+        for name in ("window", "stride", "lineage_every", "drop_n_runs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
@@ -92,10 +102,17 @@ class GenomeConfig:
         if chat is not None:
             raise ValueError("chat and genome: a conversation is no genome")
         changes_documents = self.window or self.reverse_complement or self.lineages
-        if changes_documents and (byte is None or not byte.genome):
+        changes_bases = self.transcribe or self.drop_n_runs
+        if (changes_documents or changes_bases) and (byte is None or not byte.genome):
             raise ValueError(
-                "windows, strands and lineages (--window, --reverse-complement, --lineages) need "
-                "--tokenizer byte with --dna or --mask-control-tags"
+                "windows, strands, lineages and bases (--window, --reverse-complement, --lineages, "
+                "--transcribe, --drop-n-runs) need --tokenizer byte with --dna or "
+                "--mask-control-tags"
+            )
+        if self.drop_n_runs and piecewise["max_document_tokens"] is not None:
+            raise ValueError(
+                "drop_n_runs and max_document_tokens: documents are cut after they are read; cut "
+                "sequences into windows (--window)"
             )
         if self.lineages and not (byte and byte.mask_control_tags):
             raise ValueError("--lineages needs --mask-control-tags: a tag is no sequence to learn")
@@ -133,7 +150,7 @@ class Genome:
     def identity(self) -> dict[str, Any]:
         """Everything that decides the documents; manifests store it."""
         return {
-            **asdict(self.config),
+            **plain(self.config),
             **{name: hash for name, hash in self.digests.items() if hash},
         }
 
@@ -161,6 +178,11 @@ class Genome:
                 if not ended:
                     carried, offset = text[rest - start :], rest
                 for first, window in windows:
+                    if self._has_n_run(window):
+                        num_strands = 1 + (self.config.reverse_complement == "both")
+                        stats.counts[DROPPED_COUNT] += num_strands
+                        stats.counts[ADDED_COUNT] += num_strands
+                        continue
                     for strand, sequence in self._strands(name, first, window):
                         owners.append(k)
                         documents.append(self._tag(name, first, strand, sequence, stats))
@@ -191,6 +213,11 @@ class Genome:
             windows.append((first, text[first - start :]))
         return windows, first
 
+    def _has_n_run(self, window: str) -> bool:
+        """Return True if the window holds a run of N that `drop_n_runs` excludes."""
+        length = self.config.drop_n_runs
+        return length is not None and "N" * length in window.upper()
+
     def _strands(self, name: str, first: int, window: str) -> Iterator[tuple[str, str]]:
         share = self.config.reverse_complement
         if share == "both":
@@ -202,7 +229,9 @@ class Genome:
             yield "+", window
 
     def _tag(self, name: str, first: int, strand: str, sequence: str, stats: ReadStats) -> str:
-        """Return a document with its lineage tags."""
+        """Return a document with its lineage tags, transcribed."""
+        if self.config.transcribe is not None:
+            sequence = sequence.translate(RNA if self.config.transcribe == "rna" else DNA)
         if self.config.lineages is None:
             return sequence
         lineage = self.lineages.get(name)

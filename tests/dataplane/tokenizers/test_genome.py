@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def test_a_tag_has_no_loss_and_keeps_its_ids() -> None:
     plain, masked = (ByteTokenizer(ByteConfig(mask_control_tags=flag)) for flag in (False, True))
     assert plain.info.fingerprint == masked.info.fingerprint
     assert plain.encode([text]).tokens.tolist() == masked.encode([text]).tokens.tolist()
+
+
+@given(
+    texts=st.lists(st.text("ACNnnN|_", min_size=1, max_size=30), min_size=1, max_size=4),
+    length=st.integers(1, 5),
+    tags=st.booleans(),
+)
+def test_runs_of_n_have_no_loss(texts: list[str], length: int, tags: bool) -> None:
+    options = {"dna": True, "masked_weight": 0.25, "mask_control_tags": tags}
+    found = weights(texts, mask_n_runs=length, **options)
+    for text, plain, kept in zip(texts, weights(texts, **options), found, strict=True):
+        for run in re.finditer(f"[Nn]{{{length},}}", text):
+            plain[run.start() : run.end()] = [0.0] * len(run[0])
+        assert kept == plain
+    [raw] = weights(Raw(b"ANNn", np.array([4])), dna=True, mask_n_runs=3)
+    assert raw == [1.0, 1.0, 1.0, 1.0]  # the last letter is a separator
+    assert ByteTokenizer(ByteConfig(dna=True, mask_n_runs=3)).info.spec["mask_n_runs"] == 3
+    assert "mask_n_runs" not in ByteTokenizer(ByteConfig(dna=True)).info.spec
+    with pytest.raises(ValueError, match="it must be at least 1"):
+        ByteConfig(dna=True, mask_n_runs=0)
+    with pytest.raises(ValueError, match="mask_n_runs needs dna"):
+        ByteConfig(mask_n_runs=3)
 
 
 def test_the_end_of_a_document_has_full_loss_whatever_separates_documents() -> None:

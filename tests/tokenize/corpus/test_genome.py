@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.data.corpora import ids_of, read_dataset
 
+from headrace.console.config import plain
 from headrace.console.errors import InputError
+from headrace.dataplane.datasets.manifest import load
 from headrace.dataplane.tokenizers.byte import ByteConfig
 from headrace.tokenize.builder.build import BuildConfig
 from headrace.tokenize.cli import main
-from headrace.tokenize.corpus.genome import Genome, GenomeConfig, reverse_complement
+from headrace.tokenize.corpus.genome import (
+    DROPPED_COUNT,
+    Genome,
+    GenomeConfig,
+    reverse_complement,
+)
 from headrace.tokenize.corpus.read_stats import ReadStats
+from headrace.tokenize.corpus.screen import count_documents_read
 from headrace.tokenize.sources.format import Texts
 
-DNA = st.text("ACGTNacgtRYK-", min_size=1, max_size=120)
-PAIRS = dict(zip("ACGTNacgtRYK-", "TGCANtgcaYRM-", strict=True))
+DNA = st.text("ACGTUNNnacgtRYK-", min_size=1, max_size=120)
+PAIRS = dict(zip("ACGTUNnacgtRYK-", "TGCAANntgcaYRM-", strict=True))
 BYTE = ByteConfig(dna=True, mask_control_tags=True)
 
 
@@ -43,14 +52,28 @@ def plain_windows(sequence: str, window: int | None, stride: int | None) -> list
     window=st.integers(1, 40),
     stride=st.none() | st.integers(1, 40),
     both=st.booleans(),
+    transcribe=st.sampled_from([None, "rna", "dna"]),
+    drop_n_runs=st.none() | st.integers(1, 3),
     data=st.data(),
 )
 @settings(max_examples=150, deadline=None)
 def test_windows_cover_whole_sequences_read_in_any_pieces(
-    sequences: list[str], window: int, stride: int | None, both: bool, data: st.DataObject
+    sequences: list[str],
+    window: int,
+    stride: int | None,
+    both: bool,
+    transcribe: Any,
+    drop_n_runs: int | None,
+    data: st.DataObject,
 ) -> None:
     stride = stride and min(stride, window)
-    config = GenomeConfig(window=window, stride=stride, reverse_complement="both" if both else 0.0)
+    config = GenomeConfig(
+        window=window,
+        stride=stride,
+        reverse_complement="both" if both else 0.0,
+        transcribe=transcribe,
+        drop_n_runs=drop_n_runs,
+    )
     batches: list[Texts] = [Texts([], [], [])]
     for number, sequence in enumerate(sequences):
         cuts = sorted(data.draw(st.sets(st.integers(1, max(len(sequence) - 1, 1)), max_size=4)))
@@ -74,23 +97,35 @@ def test_windows_cover_whole_sequences_read_in_any_pieces(
         for texts in Genome(config).expand("f", batches, stats)
         for id, text in zip(texts.ids or [], texts.texts, strict=True)
     ]
-    expected = []
+    expected, dropped = [], 0
     for number, sequence in enumerate(sequences):
         windows = plain_windows(sequence, window, stride)
         covered = {base for first, part in windows for base in range(first, first + len(part))}
         assert covered == set(range(len(sequence)))
         for first, part in windows:
+            if drop_n_runs is not None and re.search(f"[Nn]{{{drop_n_runs}}}", part):
+                dropped += 1 + both
+                continue
             name = f"s{number}:{first}-{first + len(part)}"
-            expected.append((name, part))
+            expected.append((name, spell(part, transcribe)))
             if both:
-                expected.append((f"{name}(-)", "".join(PAIRS[base] for base in reversed(part))))
+                other = "".join(PAIRS[base] for base in reversed(part))
+                expected.append((f"{name}(-)", spell(other, transcribe)))
     assert made == expected
-    assert sum(stats.counts.values()) == len(made) - len(sequences)
+    assert stats.counts[DROPPED_COUNT] == dropped
+    assert count_documents_read(len(made), stats.counts) == len(sequences)
+
+
+def spell(part: str, transcribe: str | None) -> str:
+    """Write a part of a sequence as RNA or DNA."""
+    if transcribe == "rna":
+        return part.replace("T", "U").replace("t", "u")
+    return part.replace("U", "T").replace("u", "t") if transcribe == "dna" else part
 
 
 @given(DNA)
 def test_the_complement_of_a_complement_is_the_sequence(sequence: str) -> None:
-    assert reverse_complement(reverse_complement(sequence)) == sequence
+    assert reverse_complement(reverse_complement(sequence)) == sequence.replace("U", "T")
 
 
 def one_by_one(config: GenomeConfig, count: int, **tables: Any) -> list[str]:
@@ -180,9 +215,35 @@ def test_documents_of_a_genome_are_counted_and_named(
     assert changed.exit_code == 1 and "was built with other settings" in changed.output
 
 
+def test_runs_of_n_and_letters_of_rna_are_settings_of_a_dataset(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "g.fa").write_text(">a\nACGTACGTACNN\nNNGTACGTACGT\n>b\nACNNTTGTAC\n")
+    words = ["build", str(tmp_path / "g.fa"), "--tokenizer", "byte", "--dna", "--window", "10"]
+    words += ["--stride", "5", "--drop-n-runs", "3", "--transcribe", "rna", "--mask-n-runs", "2"]
+    done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "d")])
+    assert done.exit_code == 0, done.output
+    assert "read 2 records" in done.output + capfd.readouterr().err
+    assert ids_of(tmp_path / "d") == ["a:0-10", "a:15-24", "b:0-10"]
+    texts = [row[1] for row in read_dataset(tmp_path / "d")]
+    assert texts == ["ACGUACGUAC", "UACGUACGU", "ACNNUUGUAC"]
+    manifest = load(str(tmp_path / "d"))
+    (generation,) = manifest.generations
+    assert generation.provenance["counts"][DROPPED_COUNT] == 2
+    genome = manifest.settings["genome"]
+    assert genome["drop_n_runs"] == 3 and genome["transcribe"] == "rna"
+    assert manifest.tokenizer.spec["mask_n_runs"] == 2
+    assert "drop_n_runs" not in plain(GenomeConfig())  # of datasets that were built before
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"genome": GenomeConfig(drop_n_runs=3)}, "need --tokenizer byte with --dna or"),
+        (
+            {"genome": GenomeConfig(drop_n_runs=3), "byte": BYTE, "max_document_tokens": 9},
+            "drop_n_runs and max_document_tokens",
+        ),
         ({"genome": GenomeConfig(window=10)}, "need --tokenizer byte with --dna or"),
         (
             {"genome": GenomeConfig(lineages="x"), "byte": ByteConfig(dna=True)},
@@ -207,6 +268,7 @@ def test_wrong_tables_and_numbers_are_refused(tmp_path: Path) -> None:
         ({"reverse_complement": 2.0}, "a share is between 0 and 1"),
         ({"lineage_dropout": 0.1}, "needs lineages"),
         ({"lineage_every": 100}, "needs lineages"),
+        ({"drop_n_runs": 0}, "drop_n_runs is 0; it must be at least 1"),
     ]
     for values, message in wrong:
         with pytest.raises(ValueError, match=message):
