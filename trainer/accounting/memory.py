@@ -199,7 +199,8 @@ def batch_memory(config: ModelConfig, shape: Shape) -> dict[str, int]:
     embeddings = stream if any(layer.shared for layer in config.layers) else 0
     layer_bytes = embeddings + stream + max(find_peak(layer.forward) for layer in passes.layers)
     hidden_bytes, logit_bytes = _head_bytes(config, shape)
-    inputs = {INPUTS: 3 * 8 * _local_tokens(shape)}  # ids, positions and targets
+    # ids, positions and targets, which tensor-parallel ranks do not divide
+    inputs = {INPUTS: 3 * 8 * _local_tokens(shape) * shape.degrees.tp}
     if layer_bytes > hidden_bytes + logit_bytes:
         return {ACTIVATIONS: layer_bytes, **inputs}
     return {ACTIVATIONS: hidden_bytes, LOGITS: logit_bytes, **inputs}
@@ -222,17 +223,17 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
         hidden[0][torch.arange(tokens)]
 
     def logits(model: Model) -> None:
-        chunk = min(POSITIONS, tokens)
+        chunk = min(POSITIONS, tokens * shape.degrees.tp)
         score_positions(
             model, torch.empty(chunk, config.width), torch.zeros(chunk, dtype=torch.int64)
         )
 
     model = FakeModel(reduce_to_kinds(config), replace(shape, rows=1, seq_len=1, degrees=Degrees()))
-    return model.peak_bytes(norm), model.peak_bytes(logits)
+    return model.peak_bytes(norm), model.peak_bytes(logits) // shape.degrees.tp
 
 
 def _local_tokens(shape: Shape) -> int:
-    return shape.rows * shape.seq_len // shape.degrees.cp
+    return shape.rows * shape.seq_len // shape.degrees.cp // shape.degrees.tp
 
 
 def timelines(job: Job, stage: int) -> list[Timeline]:

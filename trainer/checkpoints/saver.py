@@ -32,6 +32,7 @@ from .fragments import Fragment, averages, begin_averages
 from .kinds import AVERAGE
 from .policy import CheckpointConfig
 from .store import RunState
+from .weights import verify_together
 
 log = get_logger(__name__)
 
@@ -239,17 +240,7 @@ def load(path: Path | str, fragments: Sequence[Fragment], group: dist.ProcessGro
         hint="check that all machines mount the same folder; where the file system of a machine "
         "lags behind, the same command works a little later",
     )
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
-    failure: UserError | None = None
-    try:
-        store.verify(path, manifest.files[rank::world])
-    except UserError as error:
-        failure = error
-    failures = [failure] * world
-    dist.all_gather_object(failures, failure, group=group)
-    for rank_failure in failures:
-        if rank_failure is not None:
-            raise rank_failure
+    verify_together(path, manifest.files, group)
     folder = storage.join(store.locate_files(path), store.TENSORS)
     if averages(fragments) and not tensors.StoredTensors(folder).shapes(AVERAGE):
         stored = [fragment for fragment in fragments if fragment.kind != AVERAGE]

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...console import command
 from ..cluster.commands import RankCommand
-from ..layout.devices import DeviceKind
-from ..scores.commands import batch_option, device_option
-from ..weights.commands import SOURCE, data_option, ema_option, step_option
+from ..weights.commands import SOURCE
+from .options import RowOptions, row_options
 
 if TYPE_CHECKING:
-    from ...models.model.model import Model
     from ..weights.source import WeightSource
     from .variants import Survey
 
 DEFAULT_WINDOW = 8192
-cp_option = click.option(
-    "--cp",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Ranks that share each row.",
-)
-dry_run_option = click.option(
-    "--dry-run", is_flag=True, help="Read the input and print the memory; compute nothing."
-)
 
 
 @click.command(cls=RankCommand)
@@ -54,14 +43,7 @@ dry_run_option = click.option(
     show_default=True,
     help="both averages the scores of a window and of its reverse complement.",
 )
-@cp_option
-@batch_option
-@step_option
-@ema_option
-@data_option
-@device_option
-@dry_run_option
-@command.json_option
+@row_options
 def variants(
     source: str,
     file: str,
@@ -69,14 +51,7 @@ def variants(
     out: str,
     window: int | None,
     strand: str,
-    cp: int,
-    batch_tokens: int,
-    step: int | None,
-    ema: bool,
-    data: str | None,
-    device: DeviceKind,
-    dry_run: bool,
-    as_json: bool,
+    options: RowOptions,
 ) -> None:
     """Score variants of a VCF file: log-likelihood with ALT minus that with REF.
 
@@ -89,21 +64,17 @@ def variants(
 
     More: docs/variants.md
     """
-    from ..weights import source as sources
-    from ..weights.sample import check_vocabulary
-    from ..weights.tokenizer import find_tokenizer
     from .files.genome import Genome
     from .memory import check_memory
     from .parts import PartWriter
-    from .ranks import choose_layout, joined_row_ranks
+    from .ranks import joined_row_ranks
     from .rows import score_batch
     from .variant_file import VariantFile
     from .variants import SCORE, Variants
 
     target = VariantFile(out)
-    weights = sources.find(source, step, average=ema)
-    tokenizer = find_tokenizer(weights, data)
-    check_vocabulary(tokenizer, weights.model)
+    weights, tokenizer, placement = options.find_model(source)
+    batch_tokens = options.batch_tokens
     size = window or min(_row_length(weights, DEFAULT_WINDOW), DEFAULT_WINDOW)
     _check_row_length(weights, size, "--window")
 
@@ -113,32 +84,32 @@ def variants(
         survey = scoring.survey()
         rows = max(1, batch_tokens // size)
         command.say(_describe_survey(survey))
-        command.say(check_memory(weights.model, rows, size, cp, device))
+        command.say(check_memory(weights.model, rows, size, placement))
         return scoring, survey
 
-    if dry_run:
+    if options.dry_run:
         survey = prepare()[1]
-        if as_json:
+        if options.as_json:
             command.emit({"alleles": survey.alleles, "skipped": survey.skipped, "window": size})
         return
 
-    with joined_row_ranks(choose_layout(weights.model, cp), device) as ranks:
+    with joined_row_ranks(placement) as ranks:
         prepared = ranks.run_on_first(prepare)
-        model = ranks.load(weights, device)
-        team = ranks.team({SCORE: lambda rows: score_batch(model, rows)})
+        compute = partial(score_batch, ranks.load(weights))
+        team = ranks.team({SCORE: compute}, idle=compute)
 
         def score() -> dict[str, Any]:
             assert prepared is not None
             scoring, survey = prepared
             request = {
                 "weights": weights.where,
-                "ema": ema,
+                "ema": options.ema,
                 "tokenizer": tokenizer.info.fingerprint,
                 "variants": _hash_file(file),
                 "genome": scoring.genome.fingerprint,
                 "window": size,
                 "strand": strand,
-                "dtype": _dtype(model),
+                **placement.number_format,
             }
             with target.begun(request) as scored:
                 if scored:
@@ -150,7 +121,7 @@ def variants(
         result = team.lead(score)
     if result is None:  # rank 0 writes
         return
-    if as_json:
+    if options.as_json:
         command.emit(result | {"out": out})
     command.say(f"wrote {out}")
 
@@ -180,14 +151,7 @@ def variants(
     callback=command.token_count,
     help="Longest sequence [the run's longest row; 2,048 for weights without a run].",
 )
-@cp_option
-@batch_option
-@step_option
-@ema_option
-@data_option
-@device_option
-@dry_run_option
-@command.json_option
+@row_options
 def embed(
     source: str,
     file: str,
@@ -195,14 +159,7 @@ def embed(
     layers: list[str],
     by_token: bool,
     max_length: int | None,
-    cp: int,
-    batch_tokens: int,
-    step: int | None,
-    ema: bool,
-    data: str | None,
-    device: DeviceKind,
-    dry_run: bool,
-    as_json: bool,
+    options: RowOptions,
 ) -> None:
     """Write hidden states of sequences, from a FASTA or JSONL file.
 
@@ -218,21 +175,16 @@ def embed(
     from ...console.progress import format_count
     from ..folders.request_folder import RequestFolder
     from ..scores import records
-    from ..weights import source as sources
-    from ..weights.sample import check_vocabulary
-    from ..weights.tokenizer import find_tokenizer
     from .embed import EMBED, Embedder, Sequences, parse_layers
     from .embed import embed as embed_sequences
     from .memory import check_memory
     from .parts import FOLDER, resume
-    from .ranks import choose_layout, joined_row_ranks
+    from .ranks import joined_row_ranks
 
-    weights = sources.find(source, step, average=ema)
+    weights, tokenizer, placement = options.find_model(source)
     names = parse_layers(layers, len(weights.model.layers))
-    tokenizer = find_tokenizer(weights, data)
-    check_vocabulary(tokenizer, weights.model)
     length = records.context_length(weights, max_length)
-    sequences = Sequences(file, tokenizer, length, batch_tokens)
+    sequences = Sequences(file, tokenizer, length, options.batch_tokens)
     folder = RequestFolder(out, "embedding", before=(FOLDER,))
     parts = folder.root / FOLDER
 
@@ -241,30 +193,30 @@ def embed(
         count, longest, fullest = sequences.survey()
         command.say(f"{format_count(count, 'sequences')}, the longest of {longest:,} tokens")
         rows, kept = max(1, fullest // max(1, longest)), len(names) * by_token
-        command.say(check_memory(weights.model, rows, longest, cp, device, kept))
+        command.say(check_memory(weights.model, rows, longest, placement, kept))
         return count
 
-    if dry_run:
+    if options.dry_run:
         count = survey()
-        if as_json:
+        if options.as_json:
             command.emit({"sequences": count, "layers": names})
         return
 
-    with joined_row_ranks(choose_layout(weights.model, cp), device) as ranks:
+    with joined_row_ranks(placement) as ranks:
         total = ranks.run_on_first(survey)
-        model = ranks.load(weights, device)
-        team = ranks.team({EMBED: Embedder(model, names, by_token, parts)})
+        embedder = Embedder(ranks.load(weights), names, by_token, parts)
+        team = ranks.team({EMBED: embedder}, idle=embedder.discard)
 
         def compute() -> dict[str, Any]:
             assert total is not None
             request = {
                 "weights": weights.where,
-                "ema": ema,
+                "ema": options.ema,
                 "tokenizer": tokenizer.info.fingerprint,
                 "sequences": _hash_file(file),
                 "layers": list(names),
                 "by_token": by_token,
-                "dtype": _dtype(model),
+                **placement.number_format,
             }
             with folder.locked():
                 if folder.read_stored(request) is None:
@@ -279,15 +231,9 @@ def embed(
         result = team.lead(compute)
     if result is None:  # rank 0 writes
         return
-    if as_json:
+    if options.as_json:
         command.emit(result | {"out": out})
     command.say(f"wrote {out}")
-
-
-def _dtype(model: Model) -> str:
-    """Return the number format in which a model computes."""
-    dtype: str = str(model.embedding.weight.dtype)
-    return dtype.removeprefix("torch.")
 
 
 def _hash_file(path: str) -> str:

@@ -113,6 +113,10 @@ class Embedder:
             columns[column_name(layer)] = _vectors(np.stack([mean[index] for mean in means]))
         return pa.table(columns)
 
+    def discard(self, batch: Batch) -> None:
+        """Compute a batch, and keep nothing."""
+        mean_states(self.model, self.layers, batch.rows)
+
     def _write_tokens(self, batch: Batch) -> None:
         first, states = token_states(self.model, self.layers, batch.rows)
         local_length = states[self.layers[0]].shape[1]
@@ -131,8 +135,10 @@ class Embedder:
         for layer in self.layers:
             pieces = [rows[:n] for rows, n in zip(states[layer], counts, strict=True)]
             columns[column_name(layer)] = _vectors(np.concatenate(pieces))
-        axis, end = self.model.axes.context, batch.first + len(batch)
-        path = part_path(self.folder, batch.first, end, axis.rank, axis.size)
+        context, tensor = self.model.axes.context, self.model.axes.tensor
+        number = context.rank * tensor.size + tensor.rank
+        end, slices = batch.first + len(batch), context.size * tensor.size
+        path = part_path(self.folder, batch.first, end, number, slices)
         write_table(path, pa.table(columns))
 
 

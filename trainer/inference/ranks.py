@@ -3,75 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from ...console.errors import LayoutError
-from ...models.config.config import ModelConfig
 from ...models.model.model import Model
 from ...models.parallel.axes import Axes
-from ..cluster import ranks
 from ..cluster.agreement import run_on_first
-from ..layout.config import LayoutConfig
-from ..layout.devices import DeviceKind, choose_device, local_device
-from ..layout.groups import create_groups
+from ..layout.devices import local_device
+from ..layout.groups import Parallel, create_groups
 from ..scores.team import TIMEOUT, Team, joined_ranks
-from ..weights.sample import load
 from ..weights.source import WeightSource
+from .loading import load_model
+from .placement import Placement
 
 T = TypeVar("T")
 
 
-def choose_layout(model: ModelConfig, cp: int) -> LayoutConfig:
-    """Return the layout in which `cp` ranks share a row: attention by heads, if they divide."""
-    heads = [options.attention_heads for options in model.operators.values()]
-    divisible = all(not count or count % cp == 0 for count in heads)
-    return LayoutConfig(cp=cp, attention="a2a" if divisible else "ring")
-
-
-def check_ranks(cp: int) -> None:
-    """Raise unless `cp` divides the ranks that were started."""
-    world = int(os.environ["WORLD_SIZE"]) if ranks.is_rank() else 1
-    if world % cp:
-        raise LayoutError(
-            f"--cp {cp} does not divide {world} process{'es' * (world > 1)}",
-            hint=f"start them with torchrun: torchrun --nproc-per-node {cp} $(which trainer) …",
-        )
-
-
 @dataclass(frozen=True)
 class RowRanks:
-    """This rank among those that share rows."""
+    """This rank among those that share rows and weights."""
 
-    axes: Axes = field(default_factory=Axes)
-    group: dist.ProcessGroup | None = None
+    placement: Placement
+    parallel: Parallel | None = None
+    """None for a single process."""
+
+    @property
+    def axes(self) -> Axes:
+        return Axes() if self.parallel is None else self.parallel.axes
 
     def run_on_first(self, act: Callable[[], T]) -> T | None:
         """Return the result of `act` on rank 0, and None on all further ranks. Collective."""
-        return act() if self.group is None else run_on_first(act, self.group)
+        return act() if self.parallel is None else run_on_first(act, self.parallel.control)
 
-    def load(self, weights: WeightSource, device: DeviceKind) -> Model:
-        model = load(weights, device)
-        model.shard(self.axes)
-        return model
+    def load(self, weights: WeightSource) -> Model:
+        return load_model(weights, self.placement, self.parallel)
 
-    def team(self, functions: Mapping[str, Callable[[Any], Any]]) -> Team:
-        return Team(functions, self.group, members=self.axes.context.size)
+    def team(
+        self, functions: Mapping[str, Callable[[Any], Any]], idle: Callable[[Any], object]
+    ) -> Team:
+        """Return the team that computes batches. Ranks that share weights gather them together:
+        one without a batch calls `idle` with that of another."""
+        group = None if self.parallel is None else self.parallel.control
+        shares_weights = self.placement.shard > 1
+        members = self.placement.row_ranks
+        return Team(functions, group, members=members, idle=idle if shares_weights else None)
 
 
 @contextlib.contextmanager
-def joined_row_ranks(layout: LayoutConfig, device: DeviceKind) -> Iterator[RowRanks]:
-    """Join the ranks that were started; `layout.cp` consecutive ranks share each row."""
-    check_ranks(layout.cp)
-    kind = choose_device(device)
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
-    with joined_ranks(backend, local_device(kind)):
-        if not dist.is_initialized():
-            yield RowRanks()
-            return
-        parallel = create_groups(layout, kind, TIMEOUT)
-        yield RowRanks(parallel.axes, parallel.control)
+def joined_row_ranks(placement: Placement) -> Iterator[RowRanks]:
+    """Join the ranks that were started; consecutive ranks share each row."""
+    placement.check_ranks()
+    backend = "cpu:gloo,cuda:nccl" if placement.device == "cuda" else "gloo"
+    with joined_ranks(backend, local_device(placement.device)):
+        parallel = None
+        if dist.is_initialized():
+            parallel = create_groups(placement.layout, placement.device, TIMEOUT)
+        yield RowRanks(placement, parallel)

@@ -1,10 +1,11 @@
-"""Log-likelihoods and hidden states of rows that context-parallel ranks share.
+"""Log-likelihoods and hidden states of rows that context- and tensor-parallel ranks share.
 
     row     a c g t a c g t ·        padded to a multiple of the ranks: a causal model does not
     rank 0  a c g t a                see what follows
     rank 1            c g t · ·
 
-Every rank gets whole rows and takes its part. Sums over a row are in fp64 and equal on all ranks.
+Every rank gets whole rows and takes its part. Tensor-parallel ranks embed the same part, and hold
+slices of its states. Sums over a row are in fp64 and equal on all ranks.
 """
 
 from __future__ import annotations
@@ -50,23 +51,31 @@ class LocalRows:
     """This rank's part of some rows."""
 
     ids: Tensor
-    """int64 [rows, local_length], zero in the padding."""
+    """int64 [rows, context_length], zero in the padding; equal on tensor-parallel ranks."""
     first: int
-    """Position of its first token in the rows."""
+    """Position in the rows of the first token in `ids`."""
+    states: slice
+    """Tokens in `ids` whose states this rank holds: all, or a slice under tensor parallelism."""
 
     @classmethod
     def cut(cls, model: Model, rows: Sequence[Ids]) -> LocalRows:
-        axis = model.axes.context
+        context, tensor = model.axes.context, model.axes.tensor
         length = max(map(len, rows))
-        padded = np.zeros((len(rows), length + -length % axis.size), np.int64)
+        padded = np.zeros((len(rows), length + -length % (context.size * tensor.size)), np.int64)
         for number, row in enumerate(rows):
             padded[number, : len(row)] = row
-        part = axis.part_range(padded.shape[1])
+        part = context.part_range(padded.shape[1])
         local = torch.from_numpy(padded[:, part.start : part.stop].copy())
-        return cls(local.to(model.embedding.weight.device), part.start)
+        ids = local.to(model.embedding.weight.device)
+        return cls(ids, part.start, tensor.part(len(part)))
+
+    @property
+    def first_state(self) -> int:
+        """Position in the rows of the first token whose state this rank holds."""
+        return self.first + int(self.states.start)
 
     def mask(self, lengths: Sequence[int]) -> Tensor:
-        """Return float32 [rows, local_length]: 1 for the tokens of a row, 0 for its padding."""
+        """Return float32 [rows, context_length]: 1 for the tokens of a row, 0 for its padding."""
         device = self.ids.device
         positions = torch.arange(self.first, self.first + self.ids.shape[1], device=device)
         return (positions < torch.tensor(lengths, device=device)[:, None]).float()
@@ -74,23 +83,29 @@ class LocalRows:
 
 @torch.no_grad()
 def score_batch(model: Model, rows: Sequence[Ids]) -> list[float]:
-    """Return the log-likelihood of each row's tokens after its first. Collective over the context
-    ranks."""
+    """Return the log-likelihood of each row's tokens after its first. Collective over the ranks
+    that share the rows."""
     inputs = LocalRows.cut(model, [row[:-1] for row in rows])
     targets = LocalRows.cut(model, [row[1:] for row in rows]).ids
     weights = inputs.mask([len(row) - 1 for row in rows])
     hidden, _ = model.hidden(inputs.ids)  # [rows, local_length, width]
     totals = torch.zeros(len(rows), dtype=torch.float64, device=hidden.device)
-    for start in range(0, hidden.shape[1], POSITIONS):
-        part = slice(start, start + POSITIONS)
-        states, next_ids, mask = (x[:, part].contiguous() for x in (hidden, targets, weights))
-        totals -= model.loss(states, next_ids, mask)[1].tokens.sum(dim=1, dtype=torch.float64)
+    ranks = model.axes.tensor.size
+    # The loss gathers the slices of all tensor-parallel ranks, in their order.
+    targets, weights = (x.unflatten(1, (ranks, -1)) for x in (targets, weights))
+    chunk = max(1, POSITIONS // ranks)
+    for start in range(0, hidden.shape[1], chunk):
+        part = slice(start, start + chunk)
+        next_ids, mask = (x[:, :, part].flatten(1).contiguous() for x in (targets, weights))
+        losses = model.loss(hidden[:, part].contiguous(), next_ids, mask)[1].tokens
+        totals -= losses.sum(dim=1, dtype=torch.float64)
     return _sum_over_ranks(model, totals).tolist()
 
 
 def _sum_over_ranks(model: Model, x: Tensor) -> Tensor:
-    axis = model.axes.context
-    return x if axis.size == 1 else all_reduce(x, axis)
+    for axis in (model.axes.context, model.axes.tensor):
+        x = x if axis.size == 1 else all_reduce(x, axis)
+    return x
 
 
 @torch.no_grad()
@@ -98,9 +113,9 @@ def mean_states(
     model: Model, layers: Sequence[str], rows: Sequence[Ids]
 ) -> list[npt.NDArray[np.float32]]:
     """Return for each row [layers, width], the means over its tokens of the states after the
-    layers. Collective over the context ranks."""
+    layers. Collective over the ranks that share the rows."""
     inputs = LocalRows.cut(model, rows)
-    mask = inputs.mask(list(map(len, rows)))[..., None]
+    mask = inputs.mask(list(map(len, rows)))[:, inputs.states, None]
     sums: dict[str, Tensor] = {}
 
     def add(layer: str, states: Tensor) -> None:
@@ -117,8 +132,8 @@ def mean_states(
 def token_states(
     model: Model, layers: Sequence[str], rows: Sequence[Ids]
 ) -> tuple[int, dict[str, npt.NDArray[np.float32]]]:
-    """Return the position of this rank's first token in the rows, and by layer the states of its
-    tokens [rows, local_length, width], padding included. Collective over the context ranks."""
+    """Return the position of this rank's first state in the rows, and by layer its states [rows,
+    local_length, width], padding included. Collective over the ranks that share the rows."""
     inputs = LocalRows.cut(model, rows)
     states_by_layer: dict[str, npt.NDArray[np.float32]] = {}
 
@@ -127,7 +142,7 @@ def token_states(
 
     with _watched(model, layers, keep):
         model.hidden(inputs.ids)
-    return inputs.first, states_by_layer
+    return inputs.first_state, states_by_layer
 
 
 @contextlib.contextmanager

@@ -59,11 +59,14 @@ class Team:
         *,
         workers: int | None = None,
         members: int = 1,
+        idle: Callable[[Any], object] | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """The first `workers` ranks compute (default: all); the remaining ones wait. `members`
         consecutive ranks compute a batch together, and the result is that of the first of them.
-        `beat` is called after each batch and each exchange."""
+        `idle` is called with the first batch of a round by ranks that have none left while further
+        ranks compute: all of them run equally many batches. `beat` is called after each batch and
+        each exchange."""
         single = not dist.is_initialized()
         self.functions = functions
         self.group = group
@@ -71,6 +74,7 @@ class Team:
         self.size = 1 if single else dist.get_world_size(group)
         self.members = members
         self.replicas = min(self.size, workers or self.size) // members
+        self.idle = idle
         self.beat = beat
 
     def lead(self, act: Callable[[], T]) -> T | None:
@@ -122,9 +126,13 @@ class Team:
         local: list[Any] | UserError = []
         try:
             local = [self._apply(function, batch) for batch in self._local_batches(batches)]
+            if self.idle is not None and len(local) < -(-len(batches) // self.replicas):
+                self.idle(batches[0])
         except Exception as error:  # raised on rank 0: the other ranks must not wait for ever
             local = error if isinstance(error, UserError) else self._unexpected_error(error)
-            if self.members > 1:  # they may wait in the midst of the batch for this rank
+            if (
+                self.members > 1 or self.idle is not None
+            ):  # they may wait in the midst of the batch for this rank
                 raise local from error
         gathered: list[Any] = [local]
         if self.size > 1:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +21,11 @@ from ..checkpoints import store
 from ..folders.folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
     from ...models.config.config import ModelConfig
     from ...models.weights import Weights
+    from ..checkpoints.fragments import Fragment
 
 
 class WeightSource(Protocol):
@@ -35,6 +39,11 @@ class WeightSource(Protocol):
 
     def weights(self) -> Weights:
         """Return the weights. A tensor is read at its first access."""
+        ...
+
+    def fill(self, fragments: Sequence[Fragment], group: ProcessGroup | None) -> None:
+        """Read a rank's masters into memory, whatever its dtype. Collective over `group`; None: a
+        single process."""
         ...
 
 
@@ -85,10 +94,20 @@ class Checkpoint:
         )
 
     def weights(self) -> Weights:
-        from ..checkpoints.kinds import AVERAGE, MASTER
         from ..checkpoints.weights import read_weights
 
-        return read_weights(self.where, AVERAGE if self.average else MASTER)
+        return read_weights(self.where, self._kind)
+
+    def fill(self, fragments: Sequence[Fragment], group: ProcessGroup | None) -> None:
+        from ..checkpoints.weights import fill_weights
+
+        fill_weights(self.where, fragments, self._kind, group)
+
+    @property
+    def _kind(self) -> str:
+        from ..checkpoints.kinds import AVERAGE, MASTER
+
+        return AVERAGE if self.average else MASTER
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,11 @@ class ModelFolder:
 
     def weights(self) -> Weights:
         return self._read[1]
+
+    def fill(self, fragments: Sequence[Fragment], group: ProcessGroup | None) -> None:
+        weights = self.weights()
+        for fragment in fragments:
+            fragment.take(weights[fragment.parameter])
 
 
 def find(path: str, step: int | None = None, *, average: bool = False) -> WeightSource:

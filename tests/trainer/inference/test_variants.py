@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import math
+import os
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -19,11 +20,11 @@ import torch
 from click.testing import CliRunner, Result
 from support.configs import CONFIGS
 from support.ranks import forked
-from support.ranks.ranks import Ranks
-from support.tasks import inferring
+from support.ranks.ports import free_ports
 
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.models.config.config import load_model_config
+from headrace.models.config.options.precision import PRECISIONS, Fp8Config
 from headrace.models.model.model import Model
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
@@ -31,9 +32,11 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.inference import parts
 from headrace.trainer.inference.files.genome import Genome, reverse_complement
 from headrace.trainer.inference.parts import PartWriter
+from headrace.trainer.inference.placement import choose_precision
 from headrace.trainer.inference.rows import score_batch
 from headrace.trainer.inference.variants import SCORE, Variants
 from headrace.trainer.scores.team import Team
+from headrace.trainer.weights.source import find
 
 WINDOW = 32
 DRAW = random.Random(4)
@@ -203,29 +206,6 @@ def test_a_variant_that_breaks_a_planted_constraint_scores_lower(tmp_path: Path)
     assert neutral == pytest.approx(0, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["tiny", "shared", "experts"])
-def test_two_ranks_give_the_scores_and_states_of_one(
-    name: str, ranks: Callable[[int], Ranks]
-) -> None:
-    config = load_model_config(str(CONFIGS / f"{name}.yaml"), ["vocab_size=257"])
-    batch = [DRAW.choices(b"ACGT", k=length) for length in (41, 64, 7)]
-    layers = ["0", str(len(config.layers) - 1), "norm"]
-    one = inferring.compute(config, 1, batch, layers)
-    two = ranks(2).run("inferring.compute", config, 2, batch, layers)
-    for rank in two:
-        assert rank["scores"] == pytest.approx(one["scores"], rel=1e-6)
-        for mean, expected in zip(rank["means"], one["means"], strict=True):
-            assert torch.allclose(torch.tensor(mean), torch.tensor(expected), atol=1e-5)
-    assert [rank["first"] for rank in two] == [0, 32]
-    for layer in layers:
-        joined = torch.cat([torch.tensor(rank["states"][layer]) for rank in two], dim=1)
-        for number, row in enumerate(batch):
-            expected = torch.tensor(one["states"][layer][number, : len(row)])
-            assert torch.allclose(joined[number, : len(row)], expected, atol=1e-5)
-            mean = torch.tensor(one["means"][number][layers.index(layer)])
-            assert torch.allclose(expected.double().mean(0).float(), mean, atol=1e-6)
-
-
 # The command
 
 
@@ -265,8 +245,7 @@ def test_the_command_writes_parquet_and_tsv(run: RunFolder) -> None:
     assert "13 alleles, 7 skipped: 1 symbolic" in done.stderr
     rows = pq.read_table(folder / "scores.parquet").to_pylist()
     assert ask(run, "scores.tsv").exit_code == 0
-    with (folder / "scores.tsv").open() as file:
-        lines = list(csv.DictReader(file, delimiter="\t"))
+    lines = read_lines(folder / "scores.tsv")
     assert [list(line) for line in lines] == [list(row) for row in rows]
     for line, row in zip(lines, rows, strict=True):
         assert line["alt"] == row["alt"] and line["skipped"] == (row["skipped"] or "")
@@ -279,8 +258,10 @@ def test_the_command_writes_parquet_and_tsv(run: RunFolder) -> None:
 PLUGIN = """
 import os, signal
 from headrace.trainer.inference import parts, variants
+from headrace.trainer.scores import team
 parts.SHORTEST = parts.SHARE = 0.0
 score_chunk, chunks = variants.Variants._score_chunk, []
+team.ROUND = 1
 def die_at_the_fifth(self, team, chunk):
     chunks.append(chunk)
     if len(chunks) == 5:
@@ -291,23 +272,60 @@ variants.Variants._score_chunk = die_at_the_fifth
 
 
 @pytest.mark.slow
-def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
+def test_a_command_killed_on_two_ranks_goes_on_alone(run: RunFolder) -> None:
     folder = run.root.parent
     assert ask(run, "whole.tsv").exit_code == 0
     (folder / "plugin.py").write_text(PLUGIN)
-    command = [sys.executable, "-m", "headrace.trainer.cli", *words_for(run, "scores.tsv")]
-    killed = forked.Command(command, plugin=folder / "plugin.py").wait()
-    assert killed.returncode == -9 and not (folder / "scores.tsv").exists()
+    words = words_for(run, "scores.tsv", "--cp", "2", "--shard", "2")
+    command = [sys.executable, "-m", "headrace.trainer.cli", *words]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+    ranks = [
+        forked.Command(command, plugin=folder / "plugin.py", env={**os.environ, **world, "RANK": n})
+        for n in "01"
+    ]
+    killed, lonely = [rank.wait() for rank in ranks]
+    assert killed.returncode == -9 and not (folder / "scores.tsv").exists(), killed.stderr
+    assert lonely.returncode == 1 and "lost its connection" in lonely.stderr
     finished = parts.list_parts(folder / "scores.tsv.parts")[0]
     assert finished == 4
     (folder / "scores.tsv.parts/.part-04-05.0-of-1.parquet.tmp").touch()
     (folder / "scores.tsv.parts/part-9-10.0-of-1.parquet").touch()  # what is before it is missing
-    other = ask(run, "scores.tsv", "--strand", "both")
-    assert other.exit_code == 1 and "strand: the folder has forward" in other.output
+    for option, value, message in (
+        ("--strand", "both", "strand: the folder has forward"),
+        ("--precision", "bf16", "dtype: the folder has float32"),
+    ):
+        other = ask(run, "scores.tsv", option, value)
+        assert other.exit_code == 1 and message in other.output
     done = ask(run, "scores.tsv")
     assert done.exit_code == 0 and "4 alleles were scored before" in done.stderr
-    assert (folder / "scores.tsv").read_bytes() == (folder / "whole.tsv").read_bytes()
+    rows, expected = (list(read_lines(folder / f"{name}.tsv")) for name in ("scores", "whole"))
+    assert rows[4:] == expected[4:]
+    for row, alone in zip(rows[:4], expected[:4], strict=True):
+        scores = [column for column, text in alone.items() if "score" in column and text]
+        assert [float(row[column]) for column in scores] == pytest.approx(
+            [float(alone[column]) for column in scores], rel=1e-6
+        )
     assert not (folder / "scores.tsv.parts").exists()
+
+
+def read_lines(file: Path) -> list[dict[str, str]]:
+    with file.open() as lines:
+        return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def test_the_precision_is_that_of_the_run(run: RunFolder) -> None:
+    assert choose_precision(find(str(run.root)), None, "cpu").name == "fp32"  # the device's
+    run.run.write_text("precision: bf16\n")
+    weights = find(str(run.root))
+    assert choose_precision(weights, None, "cpu") == PRECISIONS["bf16"]
+    assert choose_precision(weights, "fp32", "cpu") == PRECISIONS["fp32"]
+    run.run.write_text("precision: fp8\nfp8: {smallest: 16, ends: 0}\n")
+    settings = Fp8Config(smallest=16, ends=0)
+    assert choose_precision(weights, None, "cpu").fp8 == settings
+    assert choose_precision(weights, "fp8", "cpu").fp8 == settings
+    run.run.write_text("")
+    wrong = ask(run, "scores.tsv", "--precision", "fp8")
+    assert wrong.exit_code == 1 and "computes no matrix of this model in FP8" in wrong.output
 
 
 @pytest.mark.parametrize(
@@ -337,6 +355,10 @@ def test_wrong_files_and_options_are_named(run: RunFolder) -> None:
     assert "neither a .parquet nor a .tsv file" in ask(run, "scores.csv").output
     lonely = ask(run, "scores.tsv", "--cp", "2")
     assert lonely.exit_code == 1 and "torchrun --nproc-per-node 2" in lonely.output
+    lonely = ask(run, "scores.tsv", "--tp", "2", "--shard", "3")
+    assert lonely.exit_code == 1 and "--tp 2 × --cp 1 does not divide 1 process" in lonely.output
+    unfit = ask(run, "scores.tsv", "--tp", "5")
+    assert unfit.exit_code == 1 and "tp=5 does not divide its" in unfit.output
     (folder / "calls.vcf").unlink()
     assert "calls.vcf: No such file" in ask(run, "scores.tsv").output
     (folder / "calls.vcf").write_bytes(gzip.compress(b"one\t5" * 99)[:-9])
