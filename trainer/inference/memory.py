@@ -92,24 +92,23 @@ def check_memory(
     )
     if total <= limit:
         return line
-    for options, candidate in _larger_placements(model, placement):
+    for candidate in _larger_placements(model, placement):
         if sum(count_memory(model, 1, length, candidate, kept).values()) <= limit:
-            hint = f"{options} fits, with a row at a time (--batch-tokens {length})"
+            hint = f"{candidate.options} fits, a row at a time (--batch-tokens {length})"
             break
     else:
         hint = "take shorter rows"
     raise LayoutError(f"a rank has {format_bytes(limit)}", where=line, hint=hint)
 
 
-def _larger_placements(model: ModelConfig, placement: Placement) -> Iterator[tuple[str, Placement]]:
-    """Yield options that share rows, weights, or both among more ranks; few ranks first."""
-    cp, shard, tp = placement.layout.cp, placement.shard, placement.layout.tp
-    yield f"--cp {cp}", placement
+def _larger_placements(model: ModelConfig, placement: Placement) -> Iterator[Placement]:
+    """Yield placements that share rows, weights, or both among more ranks; few ranks first."""
+    cp, shard = placement.layout.cp, placement.shard
+    yield placement
     ranks = 2
     while ranks <= MAX_RANKS:
         for more_cp, more_shard in ((cp, ranks), (ranks, shard), (ranks, ranks)):
             if more_cp >= cp and more_shard >= shard and (more_cp, more_shard) != (cp, shard):
-                options = f"--cp {more_cp}" + f" --shard {more_shard}" * (more_shard > 1)
-                layout = choose_layout(model, tp, more_cp)
-                yield options, replace(placement, layout=layout, shard=more_shard)
+                layout = choose_layout(model, placement.layout.tp, more_cp)
+                yield replace(placement, layout=layout, shard=more_shard)
         ranks *= 2

@@ -61,6 +61,13 @@ class Placement:
         return self.layout.tp * self.layout.cp
 
     @property
+    def options(self) -> str:
+        """The options of a command that choose these ranks."""
+        degrees = {"tp": self.layout.tp, "cp": self.layout.cp, "shard": self.shard}
+        words = [f"--{name} {degree}" for name, degree in degrees.items() if degree > 1]
+        return " ".join(words) or "--cp 1"
+
+    @property
     def number_format(self) -> dict[str, Any]:
         """What decides how results are rounded; folders of results store it."""
         fp8 = self.precision.fp8

@@ -12,38 +12,42 @@ from support.configs import CONFIGS
 from support.ranks.ranks import Ranks
 from support.tasks import inferring
 
+from headrace.console.errors import LayoutError
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config, default_precision
-from headrace.trainer.inference.memory import count_memory, count_weights
+from headrace.trainer.inference.memory import check_memory, count_weights
 from headrace.trainer.inference.placement import Placement, choose_layout
 
 DRAW = random.Random(4)
 
 
 @pytest.mark.parametrize(
-    ("name", "degrees"),
+    ("name", "degrees", "world"),
     [
-        ("tiny", {"cp": 2}),
-        ("shared", {"cp": 2}),
-        ("experts", {"cp": 2}),
-        ("tiny", {"tp": 2}),
-        ("shared", {"shard": 2}),
-        ("experts", {"shard": 2}),
-        ("tiny", {"cp": 2, "shard": 2}),
-        pytest.param("tiny", {"tp": 2, "cp": 2}, marks=pytest.mark.slow),
-        pytest.param("experts", {"tp": 2, "shard": 2}, marks=pytest.mark.slow),
-        pytest.param("shared", {"cp": 2, "shard": 4}, marks=pytest.mark.slow),
+        ("tiny", {"tp": 2}, 2),
+        ("experts", {"shard": 2}, 2),
+        ("shared", {"cp": 2, "shard": 2}, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("tiny", {"cp": 2}, 2),
+                ("experts", {"cp": 2}, 2),
+                ("tiny", {"tp": 2, "cp": 2}, 4),
+                ("experts", {"tp": 2, "shard": 2}, 4),
+                ("shared", {"cp": 2, "shard": 4}, 4),
+                ("tiny", {"cp": 2, "shard": 2}, 4),  # two copies of the weights
+            )
+        ),
     ],
 )
 def test_ranks_give_the_scores_and_states_of_one(
-    name: str, degrees: dict[str, int], ranks: Callable[[int], Ranks]
+    name: str, degrees: dict[str, int], world: int, ranks: Callable[[int], Ranks]
 ) -> None:
     config = load_model_config(str(CONFIGS / f"{name}.yaml"), ["vocab_size=257"])
     batch = [DRAW.choices(b"ACGT", k=length) for length in (41, 64, 7)]
     layers = ["0", str(len(config.layers) - 1), "norm"]
     one = inferring.compute(config, {}, batch, layers)
-    tp, cp, shard = (degrees.get(axis, 1) for axis in ("tp", "cp", "shard"))
-    world = max(tp * cp, tp * shard)
+    row_ranks = degrees.get("tp", 1) * degrees.get("cp", 1)
     results = ranks(world).run("inferring.compute", config, degrees, batch, layers)
     for rank in results:
         assert rank["scores"] == pytest.approx(one["scores"], rel=1e-6)
@@ -51,12 +55,12 @@ def test_ranks_give_the_scores_and_states_of_one(
             assert torch.allclose(torch.tensor(mean), torch.tensor(expected), atol=1e-5)
     assert [score for [score] in results[0]["alone"]] == pytest.approx(one["scores"], rel=1e-6)
     # Replicas compute the same rows; in each, consecutive ranks hold slices of them.
-    length = 64 // (tp * cp)
+    length = 64 // row_ranks
     assert [rank["first"] for rank in results] == [
-        number % (tp * cp) * length for number in range(world)
+        number % row_ranks * length for number in range(world)
     ]
     for layer in layers:
-        states = [torch.tensor(rank["states"][layer]) for rank in results[: tp * cp]]
+        states = [torch.tensor(rank["states"][layer]) for rank in results[:row_ranks]]
         joined = torch.cat(states, dim=1)
         for number, row in enumerate(batch):
             expected = torch.tensor(one["states"][layer][number, : len(row)])
@@ -87,11 +91,15 @@ def test_products_in_fp8_are_those_of_one_rank(
 
 
 @pytest.mark.slow
-def test_a_model_of_40b_fits_eight_gpus_of_80_gb() -> None:
-    config, precision = load_model_config("evo2-40b-1m", []), PRECISIONS["bf16"]
-
-    def count(cp: int, shard: int) -> int:
-        placement = Placement(choose_layout(config, 1, cp), shard, precision, "cuda")
-        return sum(count_memory(config, 1, 1 << 20, placement).values())
-
-    assert count(cp=8, shard=8) < 60e9 < 80e9 < count(cp=8, shard=1)
+def test_a_model_of_40b_fits_eight_gpus_of_80_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_model_config("evo2-40b-1m", [])
+    layout, limit = choose_layout(config, 1, 1), "headrace.trainer.inference.memory.memory_limit"
+    monkeypatch.setattr(limit, lambda device: 80 * 10**9)
+    alone = Placement(layout, 1, PRECISIONS["bf16"], "cuda")
+    with pytest.raises(LayoutError) as caught:
+        check_memory(config, 2, 1 << 20, alone)
+    assert "--cp 8 --shard 8 fits, a row at a time" in str(caught.value.hint)
+    eight = replace(alone, layout=choose_layout(config, 1, 8), shard=8)
+    assert "50.2 GB on a rank, for 1 row of 1,048,576 tokens on 8 ranks" in check_memory(
+        config, 1, 1 << 20, eight
+    )
