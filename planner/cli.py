@@ -117,6 +117,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
+    from .lengths import average_explained
     from .measure.tables import check_outputs
     from .scaling import describe_scales, dump_scale, parse_counts, parse_tokens, summarize
     from .search.make import explain, make_plans, parse_settings
@@ -155,6 +156,8 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
             lines = compare_candidates(phase_search.best, answer)
         title = f"{options['explain']} in phase {phase_search.costs.phase.name}:"
         command.say("\n".join([title, *lines]))
+    for mean in average_explained(plans, explained):
+        command.say(f"{options['explain']} in phase {mean.describe()}")
     for outlook in outlooks:
         command.say("\n".join([f"{outlook.title}:", *outlook.lines()]))
     if options["out"] is not None:
@@ -361,9 +364,12 @@ def _write_plan(plans: Plans, out: str) -> None:
 
 def _dump_plans(plans: Plans) -> dict[str, Any]:
     from ..console.config import plain
+    from .lengths import average_plans
     from .table import dump_ideas
 
+    means = [mean.dump() for mean in average_plans(plans)]
     return {
+        **({"means": means} if means else {}),
         "plan": plain(plans.best) if plans.best is not None else None,
         "phases": [
             {

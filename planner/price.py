@@ -57,14 +57,18 @@ def price(run: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
 
     More: docs/planner.md
     """
+    from .lengths import average_priced
     from .search.priced_run import price_phases
     from .show import describe_priced, dump_priced
 
     request = _build_request(run, overrides, options)
     priced = price_phases(request, searches=not options["no_search"])
+    means = average_priced(request.phases, priced)
     if as_json:
-        command.emit([dump_priced(phase) for phase in priced])
+        command.emit([*(dump_priced(phase) for phase in priced), *(m.dump() for m in means)])
     command.say("\n\n".join("\n".join(describe_priced(phase)) for phase in priced))
+    for mean in means:
+        command.say(f"steps        {mean.describe()}")
 
 
 def _build_request(run: str, overrides: tuple[str, ...], options: dict[str, Any]) -> PlanRequest:
@@ -120,9 +124,10 @@ def parse_phases(options: dict[str, Any]) -> list[PhaseRows]:
     if options["mixture"] is not None:
         if any(uniform):
             raise click.UsageError("a mixture has the lengths and batches of its phases")
+        from ..dataplane.order.row_lengths import split_by_length
         from ..mixtures.planning.resolve_mixture import resolve_file
 
-        return list(resolve_file(options["mixture"]).phases)
+        return split_by_length(resolve_file(options["mixture"]))
     if not all(uniform):
         raise click.UsageError("give --mixture, or --seq-len and --batch-tokens")
     length, tokens = options["seq_len"], value(options["batch_tokens"])

@@ -11,6 +11,7 @@ import click
 from ..console.errors import PlanError
 from ..console.progress import format_bytes, format_number, format_seconds
 from ..console.yaml_text import value
+from .lengths import MeanStep, average_plans
 from .search.assemble import build_phase_plan
 from .search.make import PhaseSearch, PlanRequest, Plans, make_plans
 from .search.utilisation import compute_mfu
@@ -69,7 +70,14 @@ def plan_scales(request: PlanRequest, counts: Sequence[int], tokens: int | None)
         except PlanError as error:
             errors.append(error)
             continue
-        scales += [summarize(plans, phase, tokens) for phase in plans.phases]
+        means = average_plans(plans)
+        split = {phase.name for phase in request.phases if phase.whole is not phase}
+        scales += [
+            summarize(plans, phase, tokens)
+            for phase in plans.phases
+            if not means or phase.costs.phase.name not in split
+        ]
+        scales += [_summarize_lengths(plans, mean) for mean in means]
     if not scales:
         raise errors[-1]
     return scales
@@ -91,6 +99,26 @@ def summarize(plans: Plans, phase_search: PhaseSearch, tokens: int | None) -> Sc
         mfu=compute_mfu(plans.request, phase.seq_len, rate),
         memory=memory,
         days=total / rate / DAY if has_total else None,
+    )
+
+
+def _summarize_lengths(plans: Plans, mean: MeanStep) -> Scale:
+    """Return the plan that serves all phases, in a phase whose steps have several lengths."""
+    request, best = plans.request, plans.best
+    assert best is not None
+    phase = next(p.whole for p in request.phases if p.whole.name == mean.phase)
+    rate = phase.seq_len * phase.batch_rows / mean.mean
+    shares = [(share, compute_mfu(request, length, rate)) for length, share in mean.shares.items()]
+    grids = [plan.grid for plan in plans.best_in_phases] or [plans.phases[0].best.grid]
+    return Scale(
+        gpus=request.gpus,
+        phase=mean.phase,
+        layout=grids[0].name(),
+        seconds=mean.mean,
+        tokens_per_second=rate,
+        mfu=sum(share * mfu for share, mfu in shares if mfu is not None) or None,
+        memory=best.predicted.memory,
+        days=phase.tokens / rate / DAY,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..console.progress import format_bytes, format_number, format_seconds
 from ..models.accounting.state import device_bytes
+from .lengths import average_plans
 from .memory.model_parts import count_threads
 from .search.assemble import find_band, peak_timeline
 from .search.ideas import KINDS, name_idea
@@ -41,7 +42,7 @@ def describe_plans(plans: Plans) -> list[str]:
         lines.append("no plan of one phase runs all phases: plan each by itself (--seq-len)")
     elif plans.best is not None:
         lines += describe_plan(plans.best)
-    return lines
+    return [*lines, *(f"steps        {mean.describe()}" for mean in average_plans(plans))]
 
 
 def _describe_phase(request: PlanRequest, phase_search: PhaseSearch) -> Iterator[str]:

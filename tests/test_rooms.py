@@ -38,6 +38,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "measure",
         "modules",
         "search",
+        "lengths",
         "simulation",
         "show",
         "table",

@@ -24,6 +24,11 @@ class PhaseRows:
     batch_rows: int
 
     @property
+    def whole(self) -> PhaseRows:
+        """The plan's phase, where the model gets its rows in pieces (row_lengths.py)."""
+        return self
+
+    @property
     def tokens(self) -> int:
         return self.rows * self.seq_len
 

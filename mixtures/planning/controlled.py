@@ -27,7 +27,12 @@ def control_problems(plan: Plan) -> Iterator[MixtureFinding]:
         if has_refills:
             yield MixtureFinding(path, "contradicts `refill`: refilled rows fix the order")
         if plan.lengths:
-            yield MixtureFinding(path, "contradicts `steps_by_length`, whose shares are planned")
+            yield MixtureFinding(
+                path,
+                "contradicts `steps_by_length`: the plan gives each step a length before its rows "
+                "a source; plan the change (`weights: {from: …, to: …}`), or change the shares in "
+                "a branch (`after:`)",
+            )
 
 
 def begin_shares(plan: Plan, phase: Phase) -> dict[str, float]:

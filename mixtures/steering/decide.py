@@ -180,7 +180,11 @@ def _check_shares(plan: Plan, phase: Phase, shares: Mapping[str, float]) -> None
             "the run has refilled rows from beyond its end (`refill`): its order cannot change"
         )
     if plan.lengths:
-        raise PlanError("the shares of steps by length (`steps_by_length`) are planned alone")
+        raise PlanError(
+            "a run with `steps_by_length` takes no decisions: they divide the rows that are left "
+            "among sources, and here the plan gives each step a length before its rows a source",
+            hint="change the shares in a branch (`after:`)",
+        )
     names = [source.name for source in plan.sources]
     drawn = list(begin_shares(plan, phase))
     for name, share in shares.items():

@@ -6,13 +6,13 @@ reaches `max_epochs`.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Phase, Plan
+from ...dataplane.order.row_lengths import count_rows_by_length
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.steered import decided_phases
 from ...dataplane.order.stream import Stream
@@ -207,16 +207,14 @@ def _phase_use(stream: Stream, phase: Phase, rows: Int64) -> PhaseUse:
 
 def _length_uses(plan: Plan, phase: Phase, rows: Int64) -> Iterator[LengthUse]:
     """Yield the lengths in a phase, the shortest first; `rows` are the phase's, by source."""
-    rows_by_length = Counter[int]()
-    for length, count in zip(plan.lengths, rows.tolist(), strict=bool(plan.lengths)):
-        rows_by_length[length or phase.seq_len] += count
-    for length, count in sorted(rows_by_length.items()):
-        if count:
-            yield LengthUse(
-                tokens=length,
-                rows=phase.batch_rows * phase.seq_len // length,
-                steps=count // phase.batch_rows,
-            )
+    if not plan.lengths:
+        return
+    for length, count in count_rows_by_length(plan.lengths, phase, rows.tolist()).items():
+        yield LengthUse(
+            tokens=length,
+            rows=phase.batch_rows * phase.seq_len // length,
+            steps=count // phase.batch_rows,
+        )
 
 
 def _total(plan: Plan, phases: Sequence[PhaseUse]) -> tuple[SourceUse, ...]:

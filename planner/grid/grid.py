@@ -163,12 +163,22 @@ def enumerate_shapes(
                         continue
                     for forms in _row_forms(model, cp):
                         layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep, **forms)
-                        reasons = list(problems(layout, gpus, model, [phase.seq_len]))
+                        reasons = [
+                            *problems(layout, gpus, model, [phase.seq_len]),
+                            *_batch_problems(layout, gpus, phase),
+                        ]
                         if reasons:
                             yield None, layout, reasons
                         else:
                             for shape in _enumerate_batches(layout, gpus, phase):
                                 yield shape, layout, []
+
+
+def _batch_problems(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[str]:
+    """Yield why a data-parallel rank has no row; the start of a run refuses such a layout."""
+    dp, rows = layout.data_parallel(gpus), phase.whole.batch_rows
+    if rows < dp:
+        yield f"a step has {rows} rows, and {dp} data-parallel ranks need one each"
 
 
 def _row_forms(model: ModelConfig, cp: int) -> Iterator[RowForms]:
@@ -186,9 +196,10 @@ def _row_forms(model: ModelConfig, cp: int) -> Iterator[RowForms]:
 def _enumerate_batches(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[LayoutShape]:
     """Yield a shape for every number of rows per micro-batch that the trainer may choose."""
     dp = layout.data_parallel(gpus)
-    max_rows = -(-phase.batch_rows // dp)
+    whole = phase.whole
+    max_rows = -(-whole.batch_rows // dp)
     sizes = {1 << n for n in range(max_rows.bit_length())} | {max_rows}
-    possible = {micro_rows(n * phase.seq_len // layout.cp, phase, dp, layout.cp) for n in sizes}
+    possible = {micro_rows(n * whole.seq_len // layout.cp, phase, dp, layout.cp) for n in sizes}
     for rows in sorted(possible):
         yield LayoutShape(layout, dp, rows, micro_batches(rows, phase, dp))
 

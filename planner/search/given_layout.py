@@ -77,9 +77,9 @@ def price_run(costs: Costs, run: RunConfig, gpus: int, budget: float) -> Candida
     checks.check(layout, gpus, model, [phase.seq_len])
     run.engine.check(layout, gpus, costs.precision)
     dp = layout.data_parallel(gpus)
-    if phase.batch_rows < dp:
+    if phase.whole.batch_rows < dp:
         raise LayoutError(
-            f"a step has {phase.batch_rows} rows, and {dp} data-parallel ranks need one each",
+            f"a step has {phase.whole.batch_rows} rows, and {dp} data-parallel ranks need one each",
             hint="use fewer devices, or a larger batch",
         )
     grid = make_grid(layout, run.engine, run.micro_batch_tokens, gpus, phase)

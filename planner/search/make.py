@@ -200,7 +200,8 @@ def _run_in_phases(
     choices = candidate.choices
     for phase_search in phases:
         costs, phase = phase_search.costs, phase_search.costs.phase
-        if phase.seq_len % (layout.tp * layout.cp):
+        has_rows = layout.data_parallel(request.gpus) <= phase.whole.batch_rows
+        if phase.seq_len % (layout.tp * layout.cp) or not has_rows:
             continue
         grid = make_grid(layout, candidate.grid.engine, tokens, request.gpus, phase)
         problem = costs.problem(grid, request.budget, simulate=request.simulate, all_choices=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ...dataplane.order.row_lengths import split_by_length
 from ...dataplane.runlog import writer as lines
 from ...trainer.folders.folder import RunFolder
 from ...trainer.run.config import RunConfig
@@ -72,7 +73,7 @@ def read_stored_run(root: str) -> RunFacts:
     return RunFacts(
         model=job.model,
         run=job.run,
-        phases=job.plan.phases,
+        phases=split_by_length(job.plan),
         expert_load=median(loads) if loads else None,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...console import config as yaml_config
 from ...console.progress import format_bytes, format_number
+from ...dataplane.order.row_lengths import split_by_length
 from ...models.accounting.show import choose_letters, format_active
 from ...models.accounting.state import HOST, device_bytes, host_bytes
 from ...models.accounting.stored import load_or_compute
@@ -88,7 +89,7 @@ def load_counts(job: Job, *, activations: bool) -> dict[str, Any]:
 
     run = {key: value for key, value in yaml_config.plain(job.run).items() if key not in UNCOUNTED}
     run["optimizer"] = {key: value for key, value in run["optimizer"].items() if key != "lr"}
-    phases = [(phase.name, phase.seq_len, phase.batch_rows) for phase in job.plan.phases]
+    phases = [(phase.name, phase.seq_len, phase.batch_rows) for phase in split_by_length(job.plan)]
     question = f"described {activations} {job.model!r} {run} {phases} {job.layout}"
     return load_or_compute(question, count, source=memory.TRAINER)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...console.progress import format_bytes
+from ...dataplane.order.row_lengths import split_by_length
 from ...dataplane.runlog import writer as events
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import seal, unseal
@@ -52,7 +53,7 @@ def _compare_phases(
     predicted_seconds = {
         (phase.seq_len, phase.batch_tokens): phase.seconds for phase in plan.planned.phases
     }
-    for phase in job.plan.phases:
+    for phase in split_by_length(job.plan):
         if phase.name in measured:
             batch_tokens = phase.seq_len * phase.batch_rows
             predicted = predicted_seconds[phase.seq_len, batch_tokens]
@@ -77,7 +78,7 @@ def _compare_memory(job: Job, plan: LayoutPlan, measured: dict[str, Any]) -> dic
     }
     sizes = [
         predicted_bytes[phase.seq_len, phase.seq_len * phase.batch_rows]
-        for phase in job.plan.phases
+        for phase in split_by_length(job.plan)
         if phase.name in phases
     ]
     predicted = max(sizes, default=plan.predicted.memory)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...dataplane.order.row_lengths import split_by_length
 from ...models.accounting.stored import load_or_compute
 from ..layout.schedules import SCHEDULES, Orders
 from ..loop.batches import micro_batches, micro_rows
@@ -247,7 +248,7 @@ def timelines(job: Job, stage: int) -> list[Timeline]:
     assert device != "auto"
     state, shards_by_rank = _stage_state(job, stage)
     highest: list[Timeline] = []
-    for phase in job.plan.phases:
+    for phase in split_by_length(job.plan):
         rows = micro_rows(job.run.micro_batch_tokens, phase, job.dp, degrees.cp)
         shape = Shape(
             rows=rows,

@@ -94,14 +94,18 @@ def micro_rows(tokens: int, phase: PhaseRows, dp: int, cp: int = 1) -> int:
 
     A rank holds 1/cp of a row's tokens.
     """
-    rank_rows = ceil_div(phase.batch_rows, dp)
-    max_rows = max(1, min(tokens * cp // phase.seq_len, rank_rows))
-    return ceil_div(rank_rows, ceil_div(rank_rows, max_rows))
+    whole = phase.whole  # its rows are divided among ranks, before they are cut into pieces
+    rank_rows = ceil_div(whole.batch_rows, dp)
+    max_rows = max(1, min(tokens * cp // whole.seq_len, rank_rows))
+    rows = ceil_div(rank_rows, ceil_div(rank_rows, max_rows))
+    return rows * (whole.seq_len // phase.seq_len)
 
 
 def micro_batches(rows: int, phase: PhaseRows, dp: int) -> int:
     """Return the number of micro-batches with `rows` rows per rank and step."""
-    return ceil_div(ceil_div(phase.batch_rows, dp), rows)
+    whole = phase.whole
+    pieces = whole.seq_len // phase.seq_len
+    return ceil_div(ceil_div(whole.batch_rows, dp) * pieces, rows)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
+from ...dataplane.order.row_lengths import name_steps
 from ..layout.devices import DeviceKind
 from ..loop.batches import RunPlan
 from ..loop.hooks.hook import Hook
@@ -193,8 +194,10 @@ def gather_measurements(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -
     """Gather all ranks' measurements: by phase the longest median step of any rank, peak bytes by
     rank, and the phases that the peak covers. Collective."""
     times: dict[str, list[tuple[float, float]]] = {}
-    for step, seconds, cpu_seconds in meter.timed_steps():
-        times.setdefault(plan.step(step).phase.name, []).append((seconds, cpu_seconds))
+    timed_steps = [*meter.timed_steps()]
+    names = name_steps(plan, [step for step, _, _ in timed_steps])
+    for name, (_, seconds, cpu_seconds) in zip(names, timed_steps, strict=True):
+        times.setdefault(name, []).append((seconds, cpu_seconds))
     ranks: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(ranks, (_median_times(times), meter.peak), group=group)
     phases = {
@@ -205,7 +208,7 @@ def gather_measurements(meter: Meter, plan: RunPlan, group: dist.ProcessGroup) -
         }
         for phase in times
     }
-    peak_phases = dict.fromkeys(plan.step(step).phase.name for step in meter.peak_steps())
+    peak_phases = dict.fromkeys(name_steps(plan, [*meter.peak_steps()]))
     return {
         "phases": phases,
         "memory": [peak for _, peak in ranks],

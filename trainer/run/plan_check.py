@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...console.errors import LayoutError
+from ...dataplane.order.row_lengths import split_by_length
 from .job import Job
 from .layout_plan import LayoutPlan, check_values, model_hash
 
@@ -39,7 +40,7 @@ def find_differences(plan: LayoutPlan, job: Job) -> Iterator[str]:
         if theirs not in (None, ours):
             yield f"{name}: the plan has {theirs}, the run {ours}"
     batches = {(phase.seq_len, phase.batch_tokens) for phase in planned.phases}
-    for phase in job.plan.phases:
+    for phase in split_by_length(job.plan):
         batch_tokens = phase.seq_len * phase.batch_rows
         if (phase.seq_len, batch_tokens) not in batches:
             shown = "; ".join(f"{length:,} × {size:,}" for length, size in sorted(batches))

@@ -183,6 +183,31 @@ def test_shares_change_over_whole_steps(corpus: tuple[Plan, list[tuple[int, ...]
     assert np.sum(early) < np.sum(late)
 
 
+def served(plan: Plan) -> list[tuple[int, bytes, float]]:
+    """Return the model's length, the digest and the sum of weights of each row."""
+    return [
+        (batch.tokens.shape[1], batch.digests[0], float(batch.weights.sum()))
+        for batches in Loader(plan, micro_batch=1)
+        for batch in batches
+    ]
+
+
+def test_a_refilled_row_keeps_its_length(corpus: tuple[Plan, list[tuple[int, ...]]]) -> None:
+    folder = Path(corpus[0].sources[0].url).parent.parent
+    (folder / "drop.txt").write_text("".join(f"id-{number}\n" for number in range(0, 1200, 40)))
+    without = {"without": [str(folder / "drop.txt")]}
+    plans = [plan_of(spec(folder, **without, refill=refill)) for refill in (False, True)]
+    rows = zip(served(corpus[0]), *map(served, plans), strict=True)
+    changed = 0
+    for (length, digest, weight), (_, _, masked), (new_length, new_digest, _) in rows:
+        assert new_length == length
+        assert new_digest != digest or masked == weight
+        changed += new_digest != digest
+    assert changed == sum(len(source.refills) for source in plans[1].sources) > 5
+    digests = [digest for _, digest, _ in served(plans[1])]
+    assert len({*digests}) == len(digests)
+
+
 def test_kept_decisions_of_another_run_begin_with_a_step(
     corpus: tuple[Plan, list[tuple[int, ...]]], tmp_path: Path
 ) -> None:
