@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -45,6 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     fast = [item for item in items if not item.get_closest_marker("slow")]
     a, b = len(slow) // 2, len(items) // 2 - len(slow) // 2
     items[:] = [*slow[:a], *fast[:b], *slow[a:], *fast[b:]]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported and collected, a million objects, out of later collections."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # libraries report objects that outlive the interpreter
 
 
 @pytest.fixture(scope="module", autouse=True)

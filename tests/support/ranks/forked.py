@@ -11,6 +11,7 @@ differently: forks of one process iterate over a set in one order.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import subprocess
@@ -82,6 +83,7 @@ def become(
     command: Sequence[str], environment: dict[str, str], folder: Path, streams: Sequence[int]
 ) -> None:
     """Turn this process of the server into the command, with these standard streams."""
+    gc.freeze()  # a collection would copy the pages of all objects of the server
     os.chdir(folder)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -9,6 +9,7 @@ A rank that fails returns its traceback, the others time out, and the pool is re
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import multiprocessing
@@ -95,6 +96,7 @@ def serve(rank: int, size: int, script: str, store: str, pipe: Connection) -> No
     import torch
     import torch.distributed as dist
 
+    gc.freeze()  # DeepSpeed collects garbage often: not among the modules of the server
     torch.set_num_threads(1)
     share_polling()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
