@@ -25,6 +25,10 @@ def counted(words: Sequence[str], model: str = MODEL) -> dict[str, int]:
     return max(_memory.counted(model, [*SMALL, *words]), key=lambda parts: sum(parts.values()))
 
 
+def long(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
 def is_near(found: int, real: int) -> bool:
     return 0.99 <= found / real <= 1.03
 
@@ -64,9 +68,9 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
                 *("synthetic.seq_len=1024", "micro_batch_tokens=512", *BUCKETS),
             ],
         ),
-        (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS]),
-        (MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
-        (
+        long(MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *BUCKETS]),
+        long(MODEL, ["engine.zero=3", "recompute=block", "precision=bf16", *BUCKETS]),
+        long(
             HYBRID,
             ["engine.zero=3", "layout.tp=2", "recompute={save: [matmul]}", *BUCKETS, DEEPSPEED],
         ),
@@ -77,7 +81,7 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
                 *(*BUCKETS, DEEPSPEED),
             ],
         ),
-        (MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *OFFLOAD, *BUCKETS]),
+        long(MODEL, ["engine.zero=1", "recompute=block", "precision=bf16", *OFFLOAD, *BUCKETS]),
         (
             MODEL,
             ["engine.zero=2", "recompute=block", "synthetic.batch_rows=8", *OFFLOAD, *BUCKETS],
