@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,13 +184,15 @@ def test_a_killed_build_that_loses_an_input(
 )
 def test_kill_9_at_any_moment(tmp_path: Path, kills: int, options: list[str]) -> None:
     for number in range(3):
-        write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(4000, seed=number))
+        write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(400 * kills, seed=number))
     command = [
         *(sys.executable, "-c", "from headrace.tokenize.cli import main; main()", "build"),
         *(str(tmp_path / "corpus"), "--tokenizer", "byte", "--shard-size", "64Ki"),
         *("--workers", "2", *options, "--out"),
     ]
+    began = time.monotonic()
     subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True)
+    seconds = time.monotonic() - began
     rng = random.Random(0)
     out = tmp_path / "killed"
     for _ in range(kills):
@@ -197,7 +200,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, kills: int, options: list[str]) ->
             [*command, str(out)], start_new_session=True, stderr=subprocess.PIPE
         )
         try:
-            process.wait(rng.uniform(0.2, 2.5))
+            process.wait(rng.uniform(0.1, 0.8) * seconds)
             break
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
