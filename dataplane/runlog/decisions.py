@@ -150,15 +150,26 @@ def load_run_plan(run: str | Path) -> Plan:
 
 
 def read_run(run: str | Path, plan_hash: str) -> list[RecordedDecision]:
-    """Read the decisions of a run; raise if the ledger has followed one that is lost."""
+    """Read the decisions of a run; raise if the ledger has followed one that is lost, or has not
+    followed one from a step that it has."""
     file, ledger_file = (storage.join(str(run), name) for name in (NAME, ledger.NAME))
     # The ledger first: meanwhile the run may decide.
-    followed = list(ledger.find_decisions(ledger_file)) if storage.exists(ledger_file) else []
+    steps, followed = range(0), {}
+    if storage.exists(ledger_file):
+        steps = ledger.read_steps(ledger_file)
+        followed = dict(ledger.find_decisions(ledger_file))
     recorded = read(file, plan_hash)
     by_step = {decision.step: decision.digest for decision in recorded}
-    for step, digest in followed:
+    for step, digest in followed.items():
         if by_step.get(step) != digest:
             raise IntegrityError(
                 f"{file} lacks the decision that the run follows from step {step:,} on", hint=HINT
+            )
+    for step in by_step:
+        # The first line of a ledger that begins at a checkpoint names no decision.
+        if step in steps[1:] and step not in followed:
+            raise IntegrityError(
+                f"{file} has a decision from step {step:,} on that the ledger does not follow",
+                hint=HINT,
             )
     return recorded

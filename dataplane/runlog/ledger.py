@@ -59,6 +59,13 @@ def read_last(file: str | Path) -> LedgerEntry | None:
         return _entry(lines.last())
 
 
+def read_steps(file: str | Path) -> range:
+    """Return the steps that the ledger has, from its first line to its last."""
+    with StepLines(file, _is_whole) as lines:
+        first, last = next(iter(lines), None), lines.last()
+    return range(first["step"], last["step"] + 1) if first and last else range(0)
+
+
 def find_entries(file: str | Path, step: int) -> tuple[LedgerEntry | None, LedgerEntry | None]:
     """Find the entry before a step, and the step's entry."""
     with StepLines(file, _is_whole) as lines:

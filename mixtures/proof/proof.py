@@ -26,6 +26,8 @@ from ..planning.open_plan import OpenedPlan, open_plan
 from .chunks import RecordedDataset, ShardChunks, decode_chunks, encode_chunks
 
 VERSION = 1
+ANSWER_KEYS = {"source", "document", "asked", "id", "tokens", "exposures"}
+"""Keys of the answer that a reader needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,11 @@ class ProvenStep:
     """Rolling hash before the step."""
     digests: str
     """Digests of its rows, in order."""
+
+    def __post_init__(self) -> None:
+        if type(self.step) is not int:
+            raise ValueError(f"step {self.step!r:.80} is no number")
+        bytes.fromhex(self.before + self.digests)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +82,17 @@ class DocumentProof:
         data = unseal(file, storage.read(file), hint=hint, version=VERSION)
         try:
             del data["version"]
-            return cls(
+            proof = cls(
                 **{
                     **data,
                     "steps": tuple(ProvenStep(**step) for step in data["steps"]),
                     "chunks": decode_chunks(data["chunks"]),
                 }
             )
-        except (ValueError, KeyError, TypeError) as error:
+            if type(proof.step) is not int or not proof.answer.keys() >= ANSWER_KEYS:
+                raise ValueError("it lacks the step or a part of the answer")
+            return proof
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IntegrityError(f"{file} is no whole proof: {error!r:.200}", hint=hint) from None
 
 

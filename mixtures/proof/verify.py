@@ -2,7 +2,8 @@
 
 What is checked, in this order:
 
-- the ledger and the plan are those of the commitment, which the reader trusts or not;
+- the ledger and the plan are those of the commitment, which the reader trusts or not, and the
+  ledger has the decisions;
 - the dataset's manifest is the plan's, its tables are the manifest's, and the proof's chunks are
   the tables': so the document is at the tokens that the chunks say;
 - the order puts these tokens into the rows of the proof, and into no other row up to its step;
@@ -19,7 +20,7 @@ from ...dataplane.runlog import ledger
 from ...dataplane.runlog.decisions import PLAN, load_run_plan
 from ...dataplane.storage import storage
 from ..exposure.lineage import ServedRows
-from ..exposure.request import Match
+from ..exposure.request import NUMBER, Match
 from .chunks import ProvenDataset
 from .proof import DocumentProof, ProvenStep, answer_document
 
@@ -51,6 +52,7 @@ def verify_proof(
         raise IntegrityError(
             f"the proof holds for the commitment {proof.commitment}, not for {trusted}"
         )
+    _check_decisions(plan, file, proof.step)
     served = ServedRows(proof.run, Stream(plan), newest.end_row, newest.end_row, file)
     _check_answer(proof, served, proof.data if data is None else data)
     proven_steps = {step.step for step in proof.steps}
@@ -58,6 +60,18 @@ def verify_proof(
         raise IntegrityError("the proof lacks the digests of a step")
     for step in proof.steps:
         _check_step(plan, file, step)
+
+
+def _check_decisions(plan: Plan, file: str, last_step: int) -> None:
+    """Check that the ledger's lines have the decisions that the order follows: the commitment
+    covers the lines, not the file of decisions."""
+    followed = set(ledger.find_decisions(file))
+    for decision in plan.decisions:
+        step = plan.step_at(decision.row).number
+        if step <= last_step and (step, decision.digest) not in followed:
+            raise IntegrityError(
+                f"the ledger does not follow the decision from step {step:,} on", where=file
+            )
 
 
 def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
@@ -71,14 +85,21 @@ def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
     if dataset.hash != source.dataset:
         raise IntegrityError("the dataset is not the plan's", where=url)
     _check_tables(dataset)
-    number = answer["document"]
-    match = Match(number, answer["asked"], dataset.origins(number, number + 1)[0])
+    number, asked = answer["document"], answer["asked"]
+    if type(number) is not int or not 0 <= number < int(dataset.shard_documents[-1]):
+        raise IntegrityError(f"the dataset has no document {number!r:.200}", where=url)
+    origin = dataset.origins(number, number + 1)[0]
+    if asked not in (origin.id, f"{NUMBER}{number}"):
+        raise IntegrityError(
+            f"the proof answers for {asked!r:.200}, and is about document {number}"
+        )
+    match = Match(number, asked, origin)
     computed = answer_document(served, proof.run, source.name, dataset, match).json_data()
-    for name, value in computed.items():
-        if value != answer.get(name):
+    for name in {**computed, **answer}:
+        if computed.get(name) != answer.get(name):
             raise IntegrityError(
                 f"the document's {name} in the proof is {answer.get(name)!r:.200}; by the plan and "
-                f"the tables it is {value!r:.200}"
+                f"the tables it is {computed.get(name)!r:.200}"
             )
 
 

@@ -18,6 +18,8 @@ from headrace.console.errors import IntegrityError, PlanError
 from headrace.dataplane.loader.rows import RowReader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.stream import Stream
+from headrace.dataplane.runlog.decisions import RecordedDecision, append
+from headrace.dataplane.storage.sealed import seal
 from headrace.mixtures.cli import main
 from headrace.mixtures.proof.proof import DocumentProof, ProvenStep, prove_document
 from headrace.mixtures.proof.verify import verify_proof
@@ -138,6 +140,18 @@ FALSE: dict[str, tuple[Callable[[DocumentProof], DocumentProof], str]] = {
         lambda proof: replace(proof, answer=proof.answer | {"id": "id-999"}),
         "the document's id in the proof is",
     ),
+    "another question": (
+        lambda proof: replace(proof, answer=proof.answer | {"asked": "id-999"}),
+        "answers for 'id-999'",
+    ),
+    "a part that the answer lacks": (
+        lambda proof: replace(proof, answer=proof.answer | {"view": {"dataset": "other"}}),
+        "the document's view in the proof is",
+    ),
+    "a document that the dataset lacks": (
+        lambda proof: replace(proof, answer=proof.answer | {"document": -1}),
+        "has no document -1",
+    ),
     "another digest": (
         lambda proof: with_step(proof, digests="0" + proof.steps[0].digests[1:]),
         "do not lead to its hash",
@@ -175,6 +189,43 @@ def test_changed_files_fail(published: Published) -> None:
     table.write_bytes(content)
     with pytest.raises(IntegrityError):
         published.verify()
+
+
+def test_a_decision_that_the_ledger_does_not_follow_fails(published: Published) -> None:
+    """The commitment covers the ledger: shares that only decisions.jsonl has would give another
+    order. A ledger's first line may begin at a checkpoint; then it names no decision."""
+    plan, file = Plan.load(published.run / "plan.json"), published.run / "decisions.jsonl"
+    elsewhere = next(n for n in range(1, STEPS) if n not in {s.step for s in published.proof.steps})
+    for number, message in ((0, "does not follow the decision"), (elsewhere, "does not follow")):
+        row = plan.step(number).first_row
+        fields = {"step": number, "row": row, "shares": {"web": 1.0}, "taken": {"web": row}}
+        append(file, RecordedDecision.chained(plan.hash, **fields, by="hand", why={}))
+        with pytest.raises(IntegrityError, match=f"{message}.*"):
+            published.verify()
+        if number:
+            with pytest.raises(IntegrityError, match=f"from step {number} on that the ledger"):
+                prove_document(str(published.run), "id-1", None)
+        file.unlink()
+    published.verify()
+
+
+def test_a_sealed_file_that_is_no_proof_is_named(published: Published, tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    published.proof.save(str(file))
+    data = json.loads(file.read_text())
+    del data["seal"]
+    first = data["steps"][0]
+    for change in (
+        {"answer": {}},
+        {"step": "7"},
+        {"chunks": []},
+        {"steps": [first | {"step": "1"}]},
+        {"steps": [first | {"digests": "xy"}]},
+        {"steps": [first | {"before": 3}]},
+    ):
+        file.write_bytes(seal({**data, **change}))
+        with pytest.raises(IntegrityError, match="is no whole proof"):
+            DocumentProof.load(str(file))
 
 
 def test_absence_is_proved(tmp_path: Path) -> None:
