@@ -46,7 +46,8 @@ class Exposure:
         if self.undone:
             status = "; skipped or rolled back"
         if self.first_checkpoint is not None:
-            status += f"; in the checkpoints from step {self.first_checkpoint:,} on"
+            until = " until then" if self.undone else " on"
+            status += f"; in the checkpoints from step {self.first_checkpoint:,}{until}"
         return (
             f"    row {self.row:,}{served_by} (step {self.step:,}, phase {self.phase}, epoch "
             f"{self.epoch}): its tokens {self.first:,} to {self.first + self.tokens:,}, at "

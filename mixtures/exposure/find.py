@@ -63,7 +63,8 @@ class Finder:
             if self.request.ids and not dataset.has_ids:
                 self.is_partial = True
                 yield _source_answer(lineage, source, WITHOUT_IDS)
-            self.matched_keys.update(match.key for match in matches)
+            for match in matches:
+                self.matched_keys.update((match.key, *match.further_keys))
             for start in range(0, len(matches), BLOCK_DOCUMENTS):
                 block = matches[start : start + BLOCK_DOCUMENTS]
                 yield from answer_documents(lineage, source.name, dataset, block)

@@ -33,6 +33,8 @@ class Match(NamedTuple):
     key: str
     """What was asked for."""
     origin: DocumentOrigin
+    further_keys: tuple[str, ...] = ()
+    """Other words that ask for the same document."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,16 @@ class DocumentRequest:
         """Return the dataset's documents that were asked for, sorted."""
         matches: dict[int, Match] = {}
         count = int(dataset.shard_documents[-1])
-        named = [(number, f"{NUMBER}{number}") for number in self.numbers if number < count]
-        for number, key in [*named, *_match_texts(dataset, self.texts)]:
-            matches[number] = Match(number, key, dataset.origins(number, number + 1)[0])
         if self.ids and dataset.has_ids:
             for number, origin in dataset.find_ids(self.ids):
                 matches[number] = Match(number, str(origin.id), origin)
+        named = [(number, f"{NUMBER}{number}") for number in self.numbers if number < count]
+        for number, key in [*named, *_match_texts(dataset, self.texts)]:
+            match = matches.get(number)
+            if match is None:
+                matches[number] = Match(number, key, dataset.origins(number, number + 1)[0])
+            else:
+                matches[number] = match._replace(further_keys=(*match.further_keys, key))
         return [matches[number] for number in sorted(matches)]
 
 

@@ -164,6 +164,8 @@ def test_skipped_and_rolled_back_steps_are_not_in_the_weights(plan: Plan, tmp_pa
     assert {step for step, exposure in by_step.items() if exposure.undone} == {3, 6, 7, 8, 9}
     firsts = {step: by_step[step].first_checkpoint for step in (2, 3, 6, 7, 8, 9, 10, 12)}
     assert firsts == {2: 6, 3: None, 6: 8, 7: 8, 8: None, 9: None, 10: 12, 12: None}
+    assert by_step[6].format_text("run").endswith("back; in the checkpoints from step 8 until then")
+    assert by_step[10].format_text("run").endswith("; in the checkpoints from step 12 on")
 
 
 def test_a_branch_has_seen_what_its_parent_had(plan: Plan, tmp_path: Path) -> None:
@@ -307,6 +309,11 @@ def test_a_whole_text_is_found(tmp_path: Path) -> None:
     listed = answers(tmp_path / "plan.json", request=parse_request((), (str(file),)))
     assert [answer.document for answer in listed] == list(range(1, 120, 4))
     assert {answer.key for answer in listed} == {str(file)}
+    copy, out = tmp_path / "copy.txt", tmp_path / "plan.json"
+    copy.write_text("the headrace")
+    words = ["find", str(out), "--text", str(file), "--text", str(copy), "--documents", "number:1"]
+    asked = CliRunner().invoke(main, words)
+    assert asked.stdout.count("document 1 ") == 1 and "in no dataset" not in asked.stderr
     file.write_text("the headrace ")
     assert not answers(tmp_path / "plan.json", request=parse_request((), (str(file),)))
 
