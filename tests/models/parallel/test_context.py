@@ -116,7 +116,7 @@ def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=14, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, ROWS * LENGTH) | st.sampled_from(range(0, 145, 12)), max_size=9),
     size=st.sampled_from([2, 4]),
