@@ -71,7 +71,7 @@ def test_invalid_configurations_are_errors() -> None:
             ExecutorConfig(**options)  # type: ignore[arg-type]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     handler = signal.getsignal(signal.SIGTERM)  # Ray installs one, and leaves it
