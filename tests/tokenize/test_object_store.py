@@ -69,7 +69,7 @@ def faulty(
     moto: int, monkeypatch: pytest.MonkeyPatch, set_request_policy: Callable[..., None]
 ) -> Iterator[FaultyStore]:
     """Send all requests through a proxy; only headrace retries, and with short pauses."""
-    impatient = {"read_timeout": 5, "retries": {"max_attempts": 0}}
+    impatient = {"read_timeout": 1, "retries": {"max_attempts": 0}}
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": impatient})
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)
     set_request_policy(first_pause=0.001)
