@@ -102,6 +102,7 @@ class BpeTokenizer:
         }
         digest = hashlib.sha256(content).hexdigest()
         vocab_size = max(vocabulary.values()) + 1
+        self._end_id = vocabulary[end_name]
         self._dtype = np.dtype(id_type(vocab_size))
         file = f"tokenizers/{digest[:32]}.json"
         self.files = {file: content}
@@ -115,7 +116,7 @@ class BpeTokenizer:
             kind="bpe",
             fingerprint=hashlib.sha256(json.dumps(["bpe", digest, end_name]).encode()).hexdigest(),
             vocab_size=vocab_size,
-            end_of_document=vocabulary[end_name],
+            end_of_document=self._end_id,
             spec=spec,
         )
 
@@ -183,6 +184,7 @@ class BpeTokenizer:
         return "it puts a space before the first word of a text alone" if adds_space else None
 
     def encode(self, texts: Sequence[str]) -> Encoded:
+        self._num_characters += sum(map(len, texts))
         batches = [self._encode(texts[first:end], first) for first, end in _split_batches(texts)]
         tokens = np.concatenate([np.empty(0, self._dtype), *(ids for ids, _ in batches)])
         starts, offset = [np.zeros(1, np.int64)], 0
@@ -194,11 +196,13 @@ class BpeTokenizer:
     def _encode(self, texts: Sequence[str], first_number: int) -> Ids:
         """Return ids, with end-of-document ids, and end offsets [texts]. `first_number` numbers the
         first text, for errors."""
-        self._num_characters += sum(map(len, texts))
         if self._num_characters < self._fast_from or isinstance(self._fast, Inexact):
             return self._encode_slowly(texts, first_number)
         fast, added = self._fast, self._added_tokens
         normalize = self._normalize if isinstance(fast, FastBpe) else None
+        is_plain = added.are_absent and (normalize is None or all(map(str.isascii, texts)))
+        if is_plain and not any(map(fast.needs_library, texts)):
+            return fast.encode(texts, self._end_id)
         parts: list[Part] = []
         ends: list[int] = []  # parts up to the end of each text
         slow_numbers: list[int] = []
@@ -227,17 +231,14 @@ class BpeTokenizer:
     ) -> Ids:
         """Return the ids of texts in parts, and start offsets [texts + 1]. Each part is encoded
         with an end-of-document id, which the added token after the part replaces."""
-        end_id = self.info.end_of_document
-        assert end_id is not None
-        ids, part_ends = fast.encode([part.text for part in parts], end_id)
+        ids, part_ends = fast.encode([part.text for part in parts], self._end_id)
         if len(ends) < len(parts):
-            next_ids = [end_id if part.next_id is None else part.next_id for part in parts]
+            next_ids = [self._end_id if part.next_id is None else part.next_id for part in parts]
             ids[part_ends - 1] = next_ids
         return ids, np.concatenate([[0], part_ends[np.array(ends, np.int64) - 1]])
 
     def _encode_slowly(self, texts: Sequence[str], first_number: int) -> Ids:
         """Encode by the `tokenizers` library, whose ids are right by definition."""
-        end_id = self.info.end_of_document
         library = self._library
         pieces = []
         for number, text in enumerate(texts, start=first_number):
@@ -254,7 +255,7 @@ class BpeTokenizer:
                 if type(error).__name__ != "PanicException":
                     raise
                 raise TextError(number, f"the `tokenizers` library failed: {error}") from None
-            pieces.append(np.array([*encoding.ids, end_id], self._dtype))
+            pieces.append(np.array([*encoding.ids, self._end_id], self._dtype))
         return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
     def spans(self, texts: Sequence[str], encoded: Encoded) -> Int64:

@@ -40,6 +40,17 @@ core."""
 PLACEHOLDER = "\u2581"
 """Begins names of ids without a token: no text is spelled with it."""
 
+ENDS_TEXTS = {
+    "type": "TemplateProcessing",
+    "single": [
+        {"Sequence": {"id": "A", "type_id": 0}},
+        {"SpecialToken": {"id": "end", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"],
+    "special_tokens": {"end": {"id": "end", "ids": [0], "tokens": ["end"]}},
+}
+"""Post-processor that reserves a place for the end-of-document id after every text."""
+
 Pair = tuple[str, str]
 """The two tokens joined by a merge."""
 
@@ -73,11 +84,12 @@ class FastBpe:
         vocabulary = dict(zip(spellings, numbers, strict=True))
         missing = set(range(max(numbers))).difference(numbers)
         vocabulary |= {f"{PLACEHOLDER}{number}": number for number in missing}
-        unused = ("normalizer", "post_processor", "decoder", "truncation", "padding")
+        unused = ("normalizer", "decoder", "truncation", "padding")
         content: dict[str, Any] = {
             "version": "1.0",
             "added_tokens": [],
             "pre_tokenizer": format_pre_tokenizer(self._pattern),
+            "post_processor": ENDS_TEXTS,
             "model": {
                 "type": "BPE",
                 "vocab": vocabulary,
@@ -95,11 +107,12 @@ class FastBpe:
         self, texts: Sequence[str], end_id: int
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         """Return the ids of all texts, with `end_id` after every text, and end offsets [texts]."""
-        numbers, end_bytes = self._tokenizer.encode_batch_flat(list(texts))
+        numbers, end_bytes = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=True)
         ends = np.frombuffer(end_bytes, np.int64)[1:]
         ids = np.frombuffer(numbers, np.uint32)
         ids = ids.astype(self._ids.dtype) if self._is_ordered else self._ids[ids]
-        return np.insert(ids, ends, end_id), ends + np.arange(1, len(ends) + 1)
+        ids[ends - 1] = end_id
+        return ids, ends
 
 
 def convert(tokenizer: Mapping[str, Any]) -> FastBpe:
