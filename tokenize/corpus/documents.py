@@ -13,6 +13,7 @@ from os.path import commonprefix
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import Raw
+from ...dataplane.tokenizers.added_tokens import NameSearch
 from ...dataplane.tokenizers.marks import split_plain_text
 from ..chat.config import ChatFields
 from ..chat.problems import NOTHING, REFUSED, UNSTEADY
@@ -151,16 +152,22 @@ class SpecialNameCounter:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
-        self.prefix = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
+        prefix = commonprefix(list(names))  # noqa: RUF071 (characters are meant)
+        parts = [prefix] if prefix else names
+        self.searches = [NameSearch(part) for part in parts]
+        self.byte_searches = [NameSearch(part.encode()) for part in parts]
 
     def find(self, texts: Sequence[str]) -> list[int]:
         """Return indices of texts that contain a special token's name."""
-        if not self.names or (isinstance(texts, Raw) and self.prefix.encode() not in texts.data):
+        if isinstance(texts, Raw) and not any(
+            search.is_in(texts.data) for search in self.byte_searches
+        ):
             return []
         return [
             k
             for k, text in enumerate(texts)
-            if self.prefix in text and any(name in text for name in self.names)
+            if any(search.is_in(text) for search in self.searches)
+            and any(name in text for name in self.names)
         ]
 
     def note(self, file: str, texts: Texts, stats: ReadStats) -> None:

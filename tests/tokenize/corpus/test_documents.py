@@ -24,11 +24,13 @@ def raw(lines: list[str]) -> Raw:
 def test_texts_with_names_of_special_tokens_are_counted(
     kind: Callable[[list[str]], list[str]],
 ) -> None:
-    lines = ["a<|end|>b", "<|", "<|end", "<|x|><|x|>", "plain", "é <|end|>"]
+    bars = "|" * 600  # so many that the name is searched for at once
+    lines = ["a<|end|>b", "<|", "<|end", "<|x|><|x|>", "plain", "é <|end|>", f"|end|>{bars}"]
     assert len(SpecialNameCounter(["<|end|>", "<|x|>"]).find(kind(lines))) == 3
     assert len(SpecialNameCounter(["</s>", "<|end|>", "plain"]).find(kind(lines))) == 3
     assert len(SpecialNameCounter(["<|nowhere|>"]).find(kind(lines))) == 0
     assert len(SpecialNameCounter([]).find(kind(lines))) == 0
+    assert len(SpecialNameCounter(["<|end|>"]).find(kind([f"{bars}<|end|>", f"{bars}<"]))) == 1
 
 
 def test_the_manifest_counts_bad_and_special_records(tmp_path: Path, run_build: Run) -> None:
