@@ -47,6 +47,11 @@ def arrow_column(values: Sequence[int | str | bytes | None], arrow_type: Any) ->
     return pa.Array.from_buffers(arrow_type, len(values), [validity, *map(pa.py_buffer, buffers)])
 
 
+def count_byte(data: bytes, byte: bytes) -> int:
+    """Count a byte by vector instructions, which `bytes.count` does not use."""
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte[0]))
+
+
 def expand_ranges(firsts: Int64, ends: Int64) -> tuple[Int64, Int64]:
     """List the numbers of the ranges [firsts[i], ends[i]): i, and the number, in pairs."""
     counts = np.maximum(ends - firsts, 0)

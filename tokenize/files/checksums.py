@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from ...console.errors import InputError
+from ...dataplane.arrays import count_byte
 
 MIN_BLOCK_BYTES = 256 << 10
 """Bytes of a block; very large files have larger blocks."""
@@ -84,7 +85,7 @@ def hash_content(blocks: Iterable[bytes], block_bytes: int) -> ContentHash:
         digest.update(block)
         crcs += _encode_number(zlib.crc32(block))
         last_feed = int(block.endswith(b"\n"))
-        line_feeds += _encode_number(previous_feed + block.count(b"\n") - last_feed)
+        line_feeds += _encode_number(previous_feed + count_byte(block, b"\n") - last_feed)
         previous_feed = last_feed
         size += len(block)
     checksums = BlockChecksums(size, block_bytes, bytes(crcs), bytes(line_feeds))

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ...dataplane.arrays import count_byte
 from ..files.input_file import BLOCK_BYTES, DamagedFile, File, is_web
 from ..files.open_file import HEAD_BYTES, is_compressed, open_input, read_decompressed, read_full
 from .format import LIMITS, BadRecord, ReadLimits, Slice
@@ -69,7 +70,11 @@ def _count_delimiters(file: File, stream: BinaryIO, delimiter: bytes, start: int
             return line_feeds
     search_start = max(0, start - len(delimiter))
     stream.seek(search_start)
-    return read_full(stream, end - 1 - search_start).count(delimiter)
+    return _count(read_full(stream, end - 1 - search_start), delimiter)
+
+
+def _count(data: bytes, delimiter: bytes) -> int:
+    return count_byte(data, delimiter) if len(delimiter) == 1 else data.count(delimiter)
 
 
 def record_blocks(
@@ -151,7 +156,7 @@ def _blocks(
                 if end < 0:
                     yield RecordBlock(b"", number, 0, read)
                     continue
-        num_records = records_data.count(delimiter) + 1
+        num_records = _count(records_data, delimiter) + 1
         yield RecordBlock(records_data, number, num_records, read)
         number += num_records
     if damage is not None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic_core import from_json
 
-from ...dataplane.tokenizers.marks import TextSpans
 from ..chat.problems import ChatProblem
 from ..files.input_file import File
 from .delimited import cut_bytes, record_blocks
 from .fields import FieldKind, FieldProblem, build_table, find_value, json_kind, read_json_value
 from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceConfig, Texts
+
+if TYPE_CHECKING:
+    from ...dataplane.tokenizers.marks import TextSpans
 
 DELIMITER = b"\n"
 UNIT = "line"
@@ -40,8 +43,9 @@ class Jsonl(CorpusFormat):
             ids: list[str | None] = []
             fields: list[list[Any]] = []
             problems = [] if block.problem is None else [block.problem]
-            for number, line in enumerate(block.data.split(b"\n"), start=block.first):
-                if not line or line.isspace():
+            # Lines are copied as they are parsed, while they are in the processor's cache.
+            for number, line in enumerate(io.BytesIO(block.data), start=block.first):
+                if line.isspace():
                     continue
                 try:
                     text, text_marks, id, values = _parse_document(line, config)
@@ -52,10 +56,13 @@ class Jsonl(CorpusFormat):
                     problems.append(BadRecord(kind, message, name, number, UNIT))
                     continue
                 texts.append(text)
-                marks.append(text_marks)
                 positions.append(number)
-                ids.append(id)
-                fields.append(values)
+                if text_marks is not None:
+                    marks.append(text_marks)
+                if config.id_field:
+                    ids.append(id)
+                if config.keep:
+                    fields.append(values)
             yield Texts(
                 texts,
                 positions,
@@ -107,11 +114,11 @@ class _BadLine(Exception):
 
 def _parse_document(
     line: bytes, config: SourceConfig
-) -> tuple[str, TextSpans, str | None, list[Any]]:
+) -> tuple[str, TextSpans | None, str | None, list[Any]]:
     record, has_surrogates = _parse_json(line)
     if not isinstance(record, dict):
         raise _BadLine("broken JSON", f"a JSON {type(record).__name__}, not an object")
-    marks = TextSpans()
+    marks = None
     if config.chat is None:
         text = _read_text(record, config)
     else:
@@ -145,7 +152,7 @@ def _parse_json(line: bytes) -> tuple[Any, bool]:
     except ValueError:
         pass
     try:
-        return json.loads(line.decode()), True
+        return json.loads(line.removesuffix(b"\n").decode()), True
     except UnicodeDecodeError as error:
         raise _BadLine("invalid UTF-8", f"at byte {error.start} of the line") from None
     except (ValueError, RecursionError) as error:

@@ -152,6 +152,17 @@ def test_a_bad_record_is_reported_and_the_others_are_read(tmp_path: Path, name: 
     assert f"{file}, " in problem.where() and problem.where().endswith(f" {line + 1}")
 
 
+def test_blank_lines_count_and_a_broken_line_ends_before_its_line_feed(tmp_path: Path) -> None:
+    data = b'\n \t\n{"text": "a"\n\r\n{"text": "b\\nc"}\r\n'
+    documents, problems = read_file(plain(tmp_path / "a.jsonl", data))
+    assert documents == [(4, "b\nc", None)]
+    [problem] = problems
+    assert (problem.position, problem.what) == (
+        2,
+        "Expecting ',' delimiter: line 1 column 13 (char 12)",
+    )
+
+
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("kind", ["cut", "damaged"])
 def test_documents_before_the_damage_are_read(tmp_path: Path, ending: str, kind: str) -> None:
