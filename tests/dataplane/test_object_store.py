@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 from support.data.small_data import plan_of, random_documents, threads_of_loaders, write_dataset
 from support.stores.faulty_store import FaultyStore, Relay
+from support.stores.moto import serve_bucket
 
 from headrace.console.errors import IntegrityError, StorageError
 from headrace.dataplane.datasets import manifest as manifests
@@ -28,20 +27,12 @@ from headrace.tokenize.verify import verify
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    fsspec.get_filesystem_class("s3").clear_instance_cache()
-    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    urllib.request.urlopen(reset).close()  # the state outlives one server
-    fsspec.filesystem("s3").mkdir("rows")
+def bucket(
+    monkeypatch: pytest.MonkeyPatch, set_request_policy: Callable[..., None]
+) -> Iterator[str]:
+    serve_bucket(monkeypatch, "rows")
+    set_request_policy(first_pause=0.001)
     yield "s3://rows"
-    server.stop()
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
@@ -230,17 +221,13 @@ def test_settings_that_obstore_does_not_know_leave_reading_to_fsspec(
 
 @pytest.mark.parametrize("fault", ["failing", "expired", "reset"])
 def test_what_obstore_cannot_read_is_left_to_fsspec(
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    set_request_policy: Callable[..., None],
-    fault: str,
+    bucket: str, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     storage.write(f"{bucket}/name", b"data")
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
     assert port is not None
     with FaultyStore(port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
-        set_request_policy(first_pause=0.001)
         fsspec.get_filesystem_class("s3").clear_instance_cache()
         from_botocore = []
 

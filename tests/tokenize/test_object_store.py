@@ -10,15 +10,14 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 from support.data.corpora import ONE, read_dataset, snapshot, texts, write_jsonl
 from support.stores.faulty_store import FAULTS, FaultyStore, Relay, at_times
+from support.stores.moto import serve_bucket
 from support.stores.swift import Swift, install
 
 from headrace.console.errors import StorageError
@@ -35,12 +34,6 @@ from headrace.tokenize.sources.format import SourceConfig
 from headrace.tokenize.views.pack import PackConfig, pack
 from headrace.tokenize.views.select import SelectConfig, select
 
-MOTO = {
-    "AWS_ACCESS_KEY_ID": "a",
-    "AWS_SECRET_ACCESS_KEY": "b",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
-
 
 @pytest.fixture(autouse=True)
 def forget_connections() -> Iterator[None]:
@@ -51,17 +44,8 @@ def forget_connections() -> Iterator[None]:
 
 
 @pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    server = ThreadedMotoServer(port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {**MOTO, "AWS_ENDPOINT_URL": f"http://{host}:{port}"}.items():
-        monkeypatch.setenv(name, value)
-    reset = urllib.request.Request(f"http://{host}:{port}/moto-api/reset", method="POST")
-    urllib.request.urlopen(reset).close()
-    fsspec.filesystem("s3").mkdir("data")
-    yield port
-    server.stop()
+def moto(monkeypatch: pytest.MonkeyPatch) -> int:
+    return serve_bucket(monkeypatch, "data")
 
 
 @pytest.fixture
