@@ -57,6 +57,7 @@ class Executed:
 
     instructions: float
     bytes: float
+    barriers: float
 
 
 def disassemble(cubin: bytes) -> list[Instruction]:
@@ -91,7 +92,7 @@ def count_executed(instructions: Sequence[Instruction], turns: Sequence[float]) 
     loops = find_loops(instructions)
     if len(loops) != len(turns):
         raise ValueError(f"{len(loops)} loops, but turns of {len(turns)}: {loops}")
-    executed, moved = 0.0, 0.0
+    executed, moved, barriers = 0.0, 0.0, 0.0
     for instruction in instructions:
         if instruction.name.startswith("NOP"):
             continue
@@ -101,4 +102,5 @@ def count_executed(instructions: Sequence[Instruction], turns: Sequence[float]) 
                 times *= count
         executed += times
         moved += times * instruction.bytes
-    return Executed(executed, moved)
+        barriers += times * (instruction.opcode == "BAR")
+    return Executed(executed, moved, barriers)

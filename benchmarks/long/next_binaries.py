@@ -2,12 +2,13 @@
 
 A line has a launch's registers, spilled bytes, shared memory, instructions, and among these loads
 ahead of their use into shared memory (LDGSTS), and the warps that a multiprocessor holds; then what
-one token costs on sm_90: the instructions that its warps execute (_executed.py), the
-bytes of all arguments, each once, and the bytes between the multiprocessors and the L2 cache. The
-sums of a pass follow, beside its floor: the bytes of the op's inputs and outputs, each once. Sizes
-are those of a large model. Nothing runs: a device must confirm what counts promise.
+one token costs on sm_90: the instructions that its warps execute (_executed.py), the barriers at
+which they wait, the bytes of all arguments, each once, and the bytes between the multiprocessors
+and the L2 cache. The sums of a pass follow, beside its floor: the bytes of the op's inputs and
+outputs, each once. Sizes are those of a large model. Nothing runs: a device must confirm what
+counts promise.
 
-    python -m benchmarks.long.next_binaries [--cards 90 80 100]
+    python -m benchmarks.long.next_binaries [--cards 90 80 100] [--only modal]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import triton
 from support.kernels.binaries import Launch, compiled, launches_by_pass
 
 from headrace.models.attestation.cases.case import Case, InputShape
-from headrace.models.attestation.cases.convolutions import direct_case
+from headrace.models.attestation.cases.convolutions import direct_case, modal_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import NEXT, choice
@@ -36,6 +37,7 @@ from headrace.models.kernels import NEXT, choice
 from ._executed import Instruction, count_executed, disassemble
 
 SIZE = InputShape(1, 4096, 4096)
+MODAL_SIZE, MODES = InputShape(1, 16384, 4096), 16
 HEADS, HEAD_DIM, STATE_SIZE = 64, 64, 128
 REGISTERS = 1 << 16
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
@@ -57,6 +59,24 @@ def _tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
     return (SIZE.length * SIZE.width / tile_numbers / launch.programs,)
 
 
+def _modal_tokens(constants: dict[str, Any], launch: Launch) -> float:
+    """Return the tokens of a program that has CHANNELS channels."""
+    return MODAL_SIZE.length * MODAL_SIZE.width / constants["CHANNELS"] / launch.programs
+
+
+def _modal_tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    return (_modal_tokens(constants, launch) / (constants["BLOCK"] * constants["BLOCKS"]),)
+
+
+def _modal_groups(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    return (_modal_tokens(constants, launch) / constants["UNROLL"],)
+
+
+def _modal_chunks(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    """Return the turns of a scan over chunks, from the bytes of their states."""
+    return (launch.bytes / (4 * MODES * MODAL_SIZE.width) / constants["AHEAD"],)
+
+
 Turns = Callable[[dict[str, Any], Launch], Sequence[float]]
 TURNS: dict[str, Turns] = {
     "ssd_span_states": lambda c, _: (c["CHUNKS"],),
@@ -76,6 +96,13 @@ TURNS: dict[str, Turns] = {
     "short_convolution_forward": lambda c, _: (c["SPAN"] / c["UNROLL"],),
     "toeplitz_backward": _tiles,
     "toeplitz_backward_carried": _tiles,
+    "modal_chunk_states": _modal_tiles,
+    "modal_forward": _modal_tiles,
+    "modal_backward": _modal_tiles,
+    "modal_scan_states": _modal_chunks,
+    "modal_walk_chunk_states": _modal_groups,
+    "modal_walk_outputs": _modal_groups,
+    "modal_walk_inputs": _modal_groups,
     "gated_rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
 }
 """Turns of a program's loops, in the order of their addresses, from its constants."""
@@ -85,9 +112,11 @@ TURNS: dict[str, Turns] = {
 class PassCounts:
     """Counts of a pass, for one token."""
 
+    tokens: int
     instructions: float = 0.0
     bytes: float = 0.0
     l2_bytes: float = 0.0
+    barriers: float = 0.0
 
     def add(self, launch: Launch, card: int) -> str:
         """Add a launch, and return its line."""
@@ -110,21 +139,24 @@ class PassCounts:
         """Add what a launch executes and moves."""
         turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
         executed = count_executed(instructions, turns)
-        tokens = SIZE.rows * SIZE.length
-        share = dict(launch.options).get("num_warps", 4) * launch.programs / tokens
+        share = dict(launch.options).get("num_warps", 4) * launch.programs / self.tokens
         self.instructions += executed.instructions * share
-        self.bytes += launch.bytes / tokens
+        self.bytes += launch.bytes / self.tokens
         self.l2_bytes += executed.bytes * share
+        self.barriers += executed.barriers * share
         return (
-            f"{executed.instructions * share:,.0f} instructions, "
-            f"{launch.bytes / tokens / 1024:.1f} KiB, L2 {executed.bytes * share / 1024:.1f} KiB"
+            f"{executed.instructions * share:,.0f} instructions, {executed.barriers * share:,.0f} "
+            f"barriers, {launch.bytes / self.tokens / 1024:.1f} KiB, "
+            f"L2 {executed.bytes * share / 1024:.1f} KiB"
         )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cards", nargs="*", type=int, default=[90, 80, 100])
-    cards = parser.parse_args().cards
+    parser.add_argument("--only", nargs="*", default=[], help="kernels; all by default")
+    options = parser.parse_args()
+    cards, only = options.cards, options.only
     warnings.simplefilter("ignore")
     print(f"triton {triton.__version__}, bfloat16; compiled, not run: no device is needed")
     packed_ssd = ssd_case(
@@ -135,33 +167,38 @@ def main() -> int:
         ("x, B, C, dt in; y out", 2 * (2 * inner + scores + HEADS)),
         ("x, B, C, dt, dy in; dx, dB, dC, ddt out", 2 * (3 * inner + 2 * scores + 2 * HEADS)),
     )
-    for case, floors in (
-        (packed_ssd, ssd_floors),
-        (norm_case(outside=False, residual=True), None),
-        (norm_case(outside=False), None),
-        (gated_norm_case(1), None),
-        (direct_case("toeplitz", 128, 16), FILTER_FLOORS),
-        (direct_case("short_convolution", 3, 1, gated=False), FEATURIZER_FLOORS),
+    modal = modal_case(MODES, gates=True, state=False, packed=False)
+    for case, floors, size in (
+        (packed_ssd, ssd_floors, SIZE),
+        (norm_case(outside=False, residual=True), None, SIZE),
+        (norm_case(outside=False), None, SIZE),
+        (gated_norm_case(1), None, SIZE),
+        (direct_case("toeplitz", 128, 16), FILTER_FLOORS, SIZE),
+        (direct_case("short_convolution", 3, 1, gated=False), FEATURIZER_FLOORS, SIZE),
+        (modal, FILTER_FLOORS, MODAL_SIZE),
     ):
-        for card in cards:
-            compare(case, floors, card)
+        if not only or case.kernel in only:
+            for card in cards:
+                compare(case, floors, card, size)
     return 0
 
 
-def compare(case: Case, floors: Sequence[tuple[str, int]] | None, card: int) -> None:
+def compare(
+    case: Case, floors: Sequence[tuple[str, int]] | None, card: int, size: InputShape
+) -> None:
     """Print the launches of a case that differ, and the sums of its passes."""
-    confirmed, following = (list_launches(case, kernels) for kernels in ((), NEXT))
+    confirmed, following = (list_launches(case, kernels, size) for kernels in ((), NEXT))
     for index, name in enumerate(("forward", "backward")):
         if confirmed[index] == following[index]:
             continue
         sums = []
         for label, launches in (("confirmed", confirmed[index]), ("next", following[index])):
-            counts = PassCounts()
+            counts = PassCounts(size.rows * size.length)
             for launch in launches:
                 print(f"{label} {counts.add(launch, card)}", flush=True)
             sums.append(
-                f"{label} {counts.instructions:,.0f} instructions, {counts.bytes / 1024:.1f} KiB, "
-                f"L2 {counts.l2_bytes / 1024:.1f} KiB"
+                f"{label} {counts.instructions:,.0f} instructions, {counts.barriers:,.0f} "
+                f"barriers, {counts.bytes / 1024:.1f} KiB, L2 {counts.l2_bytes / 1024:.1f} KiB"
             )
         if card == COUNTED_CARD:
             floor = ""
@@ -171,11 +208,13 @@ def compare(case: Case, floors: Sequence[tuple[str, int]] | None, card: int) -> 
             print(f"= {case.kernel} {name} sm_{card}, a token: {'; '.join(sums)}{floor}")
 
 
-def list_launches(case: Case, kernels: Iterable[str]) -> tuple[list[Launch], list[Launch]]:
+def list_launches(
+    case: Case, kernels: Iterable[str], size: InputShape = SIZE
+) -> tuple[list[Launch], list[Launch]]:
     """Return the launches of a forward and a backward pass, with the next programs of these
     kernels."""
     with choice.next_programs(kernels):
-        return launches_by_pass(case, SIZE, torch.bfloat16)
+        return launches_by_pass(case, size, torch.bfloat16)
 
 
 if __name__ == "__main__":

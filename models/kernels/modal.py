@@ -19,11 +19,9 @@ has fp32 precision or little less: residues may be large, and cancel each other.
 Under context parallelism the op exchanges states between a row's ranks: the states forward, and
 their gradients backward, after the summary pass and before the scan over chunks.
 
-A scan in registers, compiled for sm_90, has 293 instructions for a token and channel against 147
-(packed rows: 306 against 258), no barriers against 71 (147) in a tile with 256 tokens, and writes
-four times the states. If a barrier costs 30 clocks, it is equal for single-document rows and takes
-0.6 times as long in packed rows, 1% of a step. If a device shows packed rows slower than others by
-more than a half, the scan in registers is the better one.
+An H100 ran these programs at .24 and .20 of a copy's rate, though their instructions would take a
+seventh of that time: they wait at barriers, with 8 warps on a multiprocessor. `kernels.modal: next`
+(modal_next.py) has a scan in registers: 1.6 and 1.9 times the instructions, no barriers.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..parallel.groups import find_axis
-from ..parallel.states import receive_state
+from . import modal_next
 from .constants import constant
 from .launch import Programs
 from .layout import split_tiles, to_channels_last
+from .modal_states import channels_first, modes_first, scan_states, unbroken_chunks
 from .op import op
 
 MAX_MODES = 32
@@ -54,10 +52,6 @@ the backward pass, whose numbers do not fit the registers otherwise."""
 MODES_PER_WARP = 16
 """States per warp and channel: more states are divided into parts."""
 WARPS = 8
-STATE_BLOCK = 256
-"""State numbers per program in the scan over chunks."""
-AHEAD = 8
-"""Chunks loaded ahead."""
 
 
 @cache
@@ -98,15 +92,16 @@ def modal(
     `axis` names the context axis that shards the rows, or is empty; with an axis, the final state
     has no gradient.
     """
+    if modal_next.runs():
+        return modal_next.forward(x, rates, residues, skip, state, positions, gated, BLOCK, axis)
     x, position_ids, filters, sizes, constants, grid = _launch_layout(
         x, rates, residues, skip, positions, gated, TOKEN_BYTES
     )
     (rows, length), (width, modes), chunks = x.shape[:2], rates.shape, sizes[3]
-    padded_modes, unbroken = _padded_modes(modes), _unbroken_chunks(x, positions, sizes)
+    padded_modes, chunk_tokens = _padded_modes(modes), sizes[2] * BLOCK * BLOCKS
+    unbroken = unbroken_chunks(x, positions, chunk_tokens)
     chunk_states = x.new_empty(rows, chunks, padded_modes, width, dtype=torch.float32)
-    states = x.new_empty(
-        rows, -(-length // (BLOCK * BLOCKS)), padded_modes, width, dtype=torch.float32
-    )
+    states = x.new_empty(_states_shape(x, rates), dtype=torch.float32)
     out = torch.empty(rows, length, width, dtype=x.dtype, device=x.device)
     programs, strides = _programs(), x.stride()[:2]
     left, right = (x[..., width:], x[..., 2 * width :]) if gated else (x, x)
@@ -114,14 +109,14 @@ def modal(
         left, right, position_ids, *filters[:2], chunk_states, *sizes, *strides, *strides,
         BACKWARD=False, **constants,
     )  # fmt: skip
-    initial = None if state is None else _modes_first(state, padded_modes)
-    final_state = _scan_states(
-        chunk_states, initial, filters[0], unbroken, sizes, axis, backward=False
+    initial = None if state is None else modes_first(state, padded_modes)
+    final_state = scan_states(
+        chunk_states, initial, filters[0], unbroken, length, chunk_tokens, axis, backward=False
     )
     programs.modal_forward[grid](
         x, position_ids, *filters, chunk_states, states, out, *sizes, *strides, **constants
     )
-    return out, _channels_first(final_state, modes), states
+    return out, channels_first(final_state, modes), states
 
 
 @modal.register_fake
@@ -130,9 +125,7 @@ def _(x: Tensor, rates: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return (
         x.new_empty(rows, length, width),
         x.new_empty(rows, width, modes, dtype=torch.float32),
-        x.new_empty(
-            rows, -(-length // (BLOCK * BLOCKS)), _padded_modes(modes), width, dtype=torch.float32
-        ),
+        x.new_empty(_states_shape(x, rates), dtype=torch.float32),
     )
 
 
@@ -150,6 +143,10 @@ def _backward(
     axis: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients for x, rates, residues, skip and the initial state."""
+    if modal_next.runs():
+        return modal_next.backward(
+            dy, grad_final_state, x, rates, residues, skip, states, positions, gated, BLOCK, axis
+        )
     x, position_ids, filters, sizes, constants, grid = _launch_layout(
         x, rates, residues, skip, positions, gated, TOKEN_BYTES // 2
     )
@@ -164,10 +161,11 @@ def _backward(
         dy, x, position_ids, *filters[:2], chunk_grads, *sizes, *dy.stride()[:2], *strides,
         BACKWARD=True, **constants,
     )  # fmt: skip
-    unbroken = _unbroken_chunks(x, positions, sizes)
-    grad_end = None if grad_final_state is None else _modes_first(grad_final_state, padded_modes)
-    grad_state = _scan_states(
-        chunk_grads, grad_end, filters[0], unbroken, sizes, axis, backward=True
+    chunk_tokens = sizes[2] * BLOCK * BLOCKS
+    unbroken = unbroken_chunks(x, positions, chunk_tokens)
+    grad_end = None if grad_final_state is None else modes_first(grad_final_state, padded_modes)
+    grad_state = scan_states(
+        chunk_grads, grad_end, filters[0], unbroken, x.shape[1], chunk_tokens, axis, backward=True
     )
     programs.modal_backward[grid](
         dy, x, position_ids, *filters, states, chunk_grads, grad_x, pair_sums, state_sums, *sizes,
@@ -175,7 +173,7 @@ def _backward(
     )  # fmt: skip
     # The gradient of a tap is the sum over all pairs at its distance; w has the columns.
     tap_grads = _sum_by_distance(pair_sums.sum((0, 1)))
-    decay_sums, lag_sums = _channels_first(state_sums.sum((0, 1)), modes).unbind()
+    decay_sums, lag_sums = channels_first(state_sums.sum((0, 1)), modes).unbind()
     block_decays = _block_decays(rates)
     block_grads = block_decays * tap_grads.unsqueeze(1)
     grad_residues = decay_sums * block_decays[..., 1] + block_grads.sum(2)
@@ -186,7 +184,7 @@ def _backward(
         grad_rates,
         grad_residues,
         tap_grads[:, 0].clone(),
-        _channels_first(grad_state, modes),
+        channels_first(grad_state, modes),
     )
 
 
@@ -211,40 +209,6 @@ def _sum_by_distance(pair_sums: Tensor) -> Tensor:
     shifted = F.pad(pair_sums, (0, BLOCK)).flatten(1)[:, :-BLOCK].unflatten(1, (BLOCK, -1))
     by_distance: Tensor = shifted.sum(1)[:, :BLOCK].flip(1)
     return by_distance
-
-
-def _scan_states(
-    states: Tensor,
-    initial: Tensor | None,
-    rates: Tensor,
-    unbroken: Tensor,
-    sizes: tuple[int, ...],
-    axis: str,
-    *,
-    backward: bool,
-) -> Tensor:
-    """Replace each chunk's contribution in `states` by the state at its start. Return the final
-    state [rows, modes, width]."""
-    length, _, tiles_per_chunk, _ = sizes
-    rows, chunks, modes, width = states.shape
-    state_numbers, chunk_tokens = modes * width, tiles_per_chunk * BLOCK * BLOCKS
-    tokens = (chunk_tokens, length - (chunks - 1) * chunk_tokens)
-    chunk_decays = torch.exp(rates * constant(_negative_lengths, *tokens, rates.device))
-
-    def scan(initial: Tensor | None, *, write: bool) -> Tensor:
-        final = states.new_empty(rows, modes, width)
-        _programs().modal_scan_states[(-(-state_numbers // STATE_BLOCK) * rows,)](
-            states, states if initial is None else initial, chunk_decays, unbroken, final, chunks,
-            state_numbers, START=initial is not None, BACKWARD=backward, WRITE=write,
-            BLOCK=STATE_BLOCK, AHEAD=AHEAD,
-        )  # fmt: skip
-        return final
-
-    if (context := find_axis(axis)).size > 1:
-        rank_decay = torch.exp(-rates * length) * unbroken.prod(1)[:, None, None]
-        received = receive_state(scan(initial, write=False), rank_decay, context, backward=backward)
-        initial = received if initial is None else initial + received
-    return scan(initial, write=True)
 
 
 def _launch_layout(
@@ -283,7 +247,7 @@ def _launch_layout(
         "num_stages": 1,
     }
     position_ids = x if positions is None else positions.contiguous()
-    filters = (_modes_first(rates, padded_modes), _modes_first(residues, padded_modes), taps)
+    filters = (modes_first(rates, padded_modes), modes_first(residues, padded_modes), taps)
     return (
         x,
         position_ids,
@@ -292,18 +256,6 @@ def _launch_layout(
         constants,
         (num_columns * chunks,),
     )
-
-
-def _unbroken_chunks(x: Tensor, positions: Tensor | None, sizes: tuple[int, ...]) -> Tensor:
-    """Return fp32 [rows, chunks]: 1 if no document begins in the chunk, else 0."""
-    length, _, tiles_per_chunk, chunks = sizes
-    if positions is None:
-        return x.new_ones(len(x), chunks, dtype=torch.float32)
-    chunk_tokens = tiles_per_chunk * BLOCK * BLOCKS
-    if num_missing := chunks * chunk_tokens - length:
-        positions = F.pad(positions, (0, num_missing), value=1)
-    unbroken: Tensor = (positions != 0).unflatten(1, (chunks, chunk_tokens)).all(-1)
-    return unbroken.float()
 
 
 def _block_decays(rates: Tensor) -> Tensor:
@@ -315,29 +267,17 @@ def _lags(block: int, sign: int, device: torch.device) -> Tensor:
     return sign * torch.arange(block, device=device, dtype=torch.float32)
 
 
-def _negative_lengths(chunk: int, last_chunk: int, device: torch.device) -> Tensor:
-    """Return −chunk and −last_chunk, fp32 [2, 1, 1], without a copy from the host."""
-    index = torch.arange(2, device=device, dtype=torch.float32).view(2, 1, 1)
-    return index * (chunk - last_chunk) - chunk
+def _states_shape(x: Tensor, rates: Tensor) -> tuple[int, int, int, int]:
+    """Return the shape of the states at tile starts [rows, tiles, modes, width]."""
+    if modal_next.runs():
+        return modal_next.states_shape(x, rates)
+    width, modes = rates.shape
+    return len(x), -(-x.shape[1] // (BLOCK * BLOCKS)), _padded_modes(modes), width
 
 
 def _padded_modes(modes: int) -> int:
     """Return the state count, padded to a matrix side."""
     return max(16, 1 << (modes - 1).bit_length())
-
-
-def _modes_first(x: Tensor, padded_modes: int) -> Tensor:
-    """Map […, width, N] to fp32 […, held, width], padded with zeros."""
-    x = x.float()
-    if num_missing := padded_modes - x.shape[-1]:
-        x = F.pad(x, (0, num_missing))
-    return x.transpose(-1, -2).contiguous()
-
-
-def _channels_first(x: Tensor, modes: int) -> Tensor:
-    """Invert `_modes_first`."""
-    by_channel: Tensor = x.transpose(-1, -2)[..., :modes]
-    return by_channel.clone(memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -32,6 +32,8 @@ class KernelsConfig:
     gated_rms_norm: Programs = "confirmed"
     """Programs of Mamba-2's gated norm. next: faster by the counts of their binaries, but on no
     device so far; they are attested like all others."""
+    modal: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable
+    """Programs of Hyena-LI's modal form: confirmed, or next."""
     rms_norm: Programs = "confirmed"
     """Programs of RMSNorm: confirmed, or next."""
     short_convolution: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable

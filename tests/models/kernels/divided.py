@@ -25,6 +25,8 @@ from headrace.models.kernels import (
     delta,
     gated_rms_norm,
     modal,
+    modal_next,
+    modal_states,
     selective_scan,
     ssd,
     ssd_launch,
@@ -146,7 +148,7 @@ def unsummed(sums: Tensor, *_: Any) -> Tensor:
 
 def forgetful(direction: bool) -> Callable[..., Tensor]:
     """Exchange states, but drop those of one direction: a fault that the comparison must find."""
-    right = modal.receive_state
+    right = modal_states.receive_state
 
     def entering(*arguments: Any, backward: bool, **options: Any) -> Tensor:
         state = right(*arguments, backward=backward, **options)
@@ -172,7 +174,7 @@ def main(store: str, rank: int) -> None:
         found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
     with mock.patch.object(gated_rms_norm, "sum_groups", unsummed):
         found["groups whose sums are on one rank"] = norms_apart(axis, 3)
-    scans = ((modal, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]"), (delta, "[gdn]"))
+    scans = ((modal_states, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]"), (delta, "[gdn]"))
     for kernel, pattern in scans:
         for direction in (False, True):
             with mock.patch.object(kernel, "receive_state", forgetful(direction)):
@@ -183,6 +185,9 @@ def main(store: str, rank: int) -> None:
         for direction in (False, True):
             with mock.patch.object(ssd_next, "receive_state", forgetful(direction)):
                 found[f"next programs, forgetful {direction}"] = apart(context, "[ssd]")
+    modal_next.TILE = 8
+    with choice.next_programs(["modal"]):
+        found["states of Hyena-LI's next programs"] = apart(context, "[li]")
     print(json.dumps(found))
 
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.long._executed import count_executed, disassemble
 from headrace.models.attestation.cases.case import Case, InputShape
-from headrace.models.attestation.cases.convolutions import direct_case
+from headrace.models.attestation.cases.convolutions import direct_case, modal_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import KERNELS, NEXT, choice
@@ -35,21 +35,26 @@ import torch
 from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases.case import Draw, InputShape
 from headrace.models.attestation.cases.compare import evaluate, measure_errors
-from headrace.models.attestation.cases.convolutions import direct_case
+from headrace.models.attestation.cases.convolutions import direct_case, modal_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
-from headrace.models.kernels import NEXT, choice, layout, short_convolution, ssd_next, toeplitz
+from headrace.models.kernels import NEXT, choice, layout, modal, modal_next
+from headrace.models.kernels import short_convolution, ssd_next, toeplitz
 
 torch.set_num_threads(1)
 dtypes, ssd_next.DTYPES = ssd_next.DTYPES, (torch.float32, *ssd_next.DTYPES)
 ssd_next.CHUNK, ssd_next.STATE_BLOCK, ssd_next.MAX_HEADS = 8, 16, 2  # several of each
 layout.PROGRAMS = 4  # loops of several rows
+modal.BLOCK, modal_next.BACKWARD_UNROLL = 4, 2
+modal_next.TILE, modal_next.CHANNELS = 8, 64  # several of each
 draw, shape = Draw(torch.float32, "cpu", 1), InputShape(1, 28, 72)
 norms = [*list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
 scans = [ssd_case(1, 4, state=True, packed=True), ssd_case(2, 2, state=False, packed=False)]
+modals = [modal_case(5, gates=True, state=True, packed=True),
+          modal_case(4, gates=False, state=False, packed=False)]
 with choice.next_programs(NEXT):
     found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape)
-             for case in (*scans, *norms)}
+             for case in (*scans, *norms, *modals)}
     programs = ssd_next._programs()[0]
     outputs, launched = programs.ssd_chunk_outputs, []
     class Without:
@@ -60,8 +65,18 @@ with choice.next_programs(NEXT):
     programs.ssd_chunk_outputs = Without()
     without_decays = measure_errors(scans[0], draw, shape)
     programs.ssd_chunk_outputs = outputs
+    walks = modal_next._programs()
+    inputs = walks.modal_walk_inputs
+    class WithoutLater:
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: inputs[grid](
+                *arguments[:7], torch.zeros_like(arguments[7]), *arguments[8:], **constants)
+    walks.modal_walk_inputs = WithoutLater()
+    without_later = measure_errors(modals[1], draw, shape)
+    walks.modal_walk_inputs = inputs
     correct_bf16()
     rounded = measure_errors(scans[0], Draw(torch.bfloat16, "cpu", 1), shape)
+    rounded_modal = measure_errors(modals[0], Draw(torch.bfloat16, "cpu", 1), shape)
     ssd_next.DTYPES = dtypes
     assert ssd_next.runs(torch.empty(0, dtype=torch.bfloat16))
     assert not ssd_next.runs(torch.empty(0))
@@ -88,7 +103,8 @@ for case in (
             results.append(evaluate(case.run, case.make(draw, long), draw, torch.Tensor.clone))
     equal += [torch.equal(results[0][name], results[1][name]) for name in results[0]]
 assert len(launched_filters) == 3
-print(json.dumps([found, without_decays, len(launched), rounded, equal]))
+print(json.dumps([found, without_decays, len(launched), without_later,
+                  {**rounded, **{f"modal {name}": x for name, x in rounded_modal.items()}}, equal]))
 """
 
 
@@ -98,7 +114,8 @@ PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 @pytest.mark.slow
 def test_next_programs_are_right() -> None:
-    """Negative control: without decays the next program of SSD is wrong, so it is what ran."""
+    """Negative controls: without decays the next program of SSD is wrong, and without gradients
+    from later chunks that of Hyena-LI, so they are what ran."""
     done = subprocess.run(
         [sys.executable, "-c", VALUES],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([TESTS, *PATH])},
@@ -107,11 +124,12 @@ def test_next_programs_are_right() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    cases, without_decays, launched, rounded, equal = json.loads(done.stdout)
-    assert len(cases) == 5
+    cases, without_decays, launched, without_later, rounded, equal = json.loads(done.stdout)
+    assert len(cases) == 7
     for name, tensor_errors in cases.items():
         assert max(tensor_errors.values()) < 1e-5, name
     assert max(without_decays.values()) > 1e-2 and launched == 2
+    assert max(without_later.values()) > 1e-2 > max(list(without_later.values())[:1])
     assert max(rounded.values()) < 2e-2
     assert len(equal) == 16 and all(equal), "next programs with equal bits have others"
 
@@ -195,6 +213,22 @@ def test_the_next_program_of_toeplitz_loads_a_tile_once() -> None:
         loaded.append(twice - once)
     tile = 64 * 16 * 2 / 4
     assert loaded == [20 * tile, 9 * tile]
+
+
+@pytest.mark.slow
+def test_the_next_programs_of_modal_wait_at_no_barrier() -> None:
+    """Nor do they spill; a multiprocessor holds 16 warps or more, where the others hold 8."""
+    case = modal_case(16, gates=True, state=False, packed=True)
+    confirmed = measure(case, "modal_backward")
+    following = measure(case, "modal_walk", "modal")
+    assert {warps for warps, _ in confirmed} == {8}
+    assert len(following) == 4 and min(warps for warps, _ in following) >= 12
+    assert not any(spilled for _, spilled in following)
+    with choice.next_programs(["modal"]):
+        for launch in launches(case, SIZE, torch.bfloat16):
+            if launch.name.startswith("modal_walk"):
+                opcodes = {line.opcode for line in disassemble(compiled(launch, 90).cubin)}
+                assert "BAR" not in opcodes and "FFMA" in opcodes, launch.name
 
 
 def test_a_key_chooses_them() -> None:

@@ -33,7 +33,7 @@ from headrace.models.kernels import (
     gated_rms_norm,
     layout,
     linear_cross_entropy,
-    modal,
+    modal_states,
     selective_scan,
     ssd,
 )
@@ -81,6 +81,7 @@ class Launch:
             *("modal_scan_states", "ssd_scan_states"),
             *("ssd_delta", "ssd_backward_dt", "ssd_backward_sum_BC", "delta_cumsum"),
             *("ssd_decays", "ssd_backward_decays"),
+            *("modal_walk_chunk_states", "modal_walk_outputs", "modal_walk_inputs"),
         )
         return (
             self.name.startswith(("delta", "modal", "ssd", "toeplitz")) and self.name not in scalar
@@ -160,7 +161,14 @@ def divided() -> Iterator[None]:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     axis = Axis(dist.group.WORLD, 0, 2)
     with ExitStack() as patched:
-        for module in (delta, gated_rms_norm, linear_cross_entropy, modal, selective_scan, ssd):
+        for module in (
+            delta,
+            gated_rms_norm,
+            linear_cross_entropy,
+            modal_states,
+            selective_scan,
+            ssd,
+        ):
             patched.enter_context(mock.patch.object(module, "find_axis", lambda _: axis))
         yield
 
