@@ -88,14 +88,14 @@ class StatePart:
 
     def bytes(self, shards: Shards, degrees: Degrees) -> int:
         """Count bytes on the rank with the largest shard."""
-        per_parameter = self.bytes_per_parameter
+        per_parameter, axis_ranks = self.bytes_per_parameter, degrees.size(self.sharded_over)
         groups: dict[tuple[int, int], dict[str, Shape]] = {}
         for name, shard in shards.items():
             if self.names is not None and name not in self.names:
                 continue
             key = (
                 per_parameter(name) if callable(per_parameter) else per_parameter,
-                self.ranks(degrees, name, shard),
+                self._ranks(degrees, axis_ranks, name, shard),
             )
             groups.setdefault(key, {})[name] = shard.local
         return sum(size * self.cut(shapes, ranks) for (size, ranks), shapes in groups.items())
@@ -103,10 +103,11 @@ class StatePart:
     def ranks(self, degrees: Degrees, name: str, shard: LocalShard) -> int:
         """Count the ranks that share a parameter copy. The ep ranks have different experts, so ep /
         tp times fewer ranks share an expert's copy."""
+        return self._ranks(degrees, degrees.size(self.sharded_over), name, shard)
+
+    def _ranks(self, degrees: Degrees, axis_ranks: int, name: str, shard: LocalShard) -> int:
         shard_ranks = self.shard_ranks
-        ranks = (shard_ranks(name) if callable(shard_ranks) else shard_ranks) or degrees.size(
-            self.sharded_over
-        )
+        ranks = (shard_ranks(name) if callable(shard_ranks) else shard_ranks) or axis_ranks
         return max(1, ranks * degrees.tp // degrees.ep) if shard.experts else ranks
 
 

@@ -45,6 +45,10 @@ class OperationRecorder(CompositeResultMode):
         self.saved_kind: Results | Literal[""] = ""
         """Kind of the composite result that the next operations compute a part of."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing compiles a trace, and torch would wrap each of its calls
+
     def run_composite(self, kind: Results, compute: Compute) -> tuple[Tensor, ...]:
         self.saved_kind = kind
         try:

@@ -41,6 +41,11 @@ class StorageMeter(TorchDispatchMode):
         """Called before each all-to-all."""
         self._live: dict[int, weakref.ref[Any]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: nothing compiles a trace, and torch would wrap each of its calls."""
+        return False
+
     def __torch_dispatch__(
         self, operation: Any, types: Any, inputs: Any = (), options: Any = None
     ) -> Any:
