@@ -30,9 +30,9 @@ from ...parallel.states import receive_state
 from ..recompute import recomputed
 
 BLOCK = 16
-"""Tokens of a block of scores with a decay for each channel: pairs within a block are computed one
-by one, pairs of blocks as products, relative to the boundary between them. No exponent is then
-above zero, however strong the decays."""
+"""Tokens of a block of scores with a decay for each channel: pairs of blocks are computed as
+products, relative to the boundary between them, and so are pairs of halves within a block. No
+exponent is then above zero, however strong the decays."""
 
 
 def delta_rule(
@@ -158,12 +158,13 @@ class _Chunks:
 
         from_start = G.masked_fill(~continues, float("-inf")).exp()
         to_end = (G[..., -1:, :] - G).masked_fill(~reaches_end, float("-inf")).exp()
-        M = beta * decayed_scores(k, k, G, visible)  # the solver reads it below the diagonal alone
+        k_scores, q_scores = decayed_scores((k, q), k, G, visible)
+        M = beta * k_scores  # the solver reads it below the diagonal alone
         right_sides = beta * torch.cat([from_start * k, v], dim=-1)
         solution = torch.linalg.solve_triangular(M, right_sides, upper=False, unitriangular=True)
         W, U = solution.split([key_dim, v.shape[-1]], dim=-1)
         decay = (G[..., -1:, :].exp() * unbroken).transpose(-1, -2)
-        return cls(from_start * q, decayed_scores(q, k, G, visible), W, U, to_end * k, decay)
+        return cls(from_start * q, q_scores, W, U, to_end * k, decay)
 
     def scan(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return Y [r, c, h, m, t, value_dim] and the final state, for the state [r, h, m, key_dim,
@@ -196,39 +197,72 @@ def _to_heads(mask: Tensor) -> Tensor:
     return mask[:, :, None, None, :, None]
 
 
-def decayed_scores(q: Tensor, k: Tensor, G: Tensor, visible: Tensor) -> Tensor:
-    """Return Σ_c q_tc·k_sc·e^{G_tc − G_sc} [r, c, h, m, t, s] where `visible` [r, c, t, s], else 0.
+def decayed_scores(
+    lefts: tuple[Tensor, Tensor], k: Tensor, G: Tensor, visible: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return, for both x of `lefts`, Σ_c x_tc·k_sc·e^{G_tc − G_sc} [r, c, h, m, t, s] where
+    `visible` [r, c, t, s], else 0.
 
-    q and k [r, c, h, 1, t, key_dim], G [r, c, h, m, t, key_dim or 1]."""
+    `lefts` and k [r, c, h, 1, t, key_dim], G [r, c, h, m, t, key_dim or 1]."""
     hidden = ~visible[:, :, None, None]
     if G.shape[-1] == 1:
-        decay = (G - G.mT).masked_fill(hidden, float("-inf")).exp()
-        return (q @ k.mT) * decay
-    length = G.shape[-2]
+        first, second = (
+            (x @ k.mT) * (G - G.mT).masked_fill(hidden, float("-inf")).exp() for x in lefts
+        )
+        return first, second
+    x, length = torch.stack(lefts, dim=-2), G.shape[-2]
+    in_blocks = recomputed(_block_scores, x, k, G)
     rows_of_blocks = []
-    for first in range(0, length, BLOCK):
-        block = slice(first, min(first + BLOCK, length))
-        q_block, k_block, G_block = q[..., block, :], k[..., block, :], G[..., block, :]
-        blocks = [recomputed(_pair_scores, q_block, k_block, G_block, hidden[..., block, block])]
-        if first:  # relative to the last token before the block
-            boundary = G[..., first - 1 : first, :]
-            earlier = k[..., :first, :] * (boundary - G[..., :first, :]).exp()
-            blocks.insert(0, (q_block * (G_block - boundary).exp()) @ earlier.mT)
-        later = length - block.stop
-        rows_of_blocks.append(F.pad(torch.cat(blocks, dim=-1), (0, later)))
-    return torch.cat(rows_of_blocks, dim=-2).masked_fill(hidden, 0)
+    for number, start in enumerate(range(0, length, BLOCK)):
+        end = min(start + BLOCK, length)
+        blocks = [in_blocks[..., number, : end - start, :, : end - start]]
+        if number:  # relative to the last token before the block
+            boundary = G[..., start - 1 : start, :]
+            earlier = k[..., :start, :] * (boundary - G[..., :start, :]).exp()
+            decay = (G[..., start:end, :] - boundary).exp()
+            blocks.insert(0, _multiply(x[..., start:end, :, :], decay, earlier))
+        rows_of_blocks.append(F.pad(torch.cat(blocks, dim=-1), (0, length - end)))
+    scores = torch.cat(rows_of_blocks, dim=-3).masked_fill(hidden.unsqueeze(-2), 0)
+    first, second = scores.unbind(dim=-2)
+    return first, second
 
 
-def _pair_scores(q: Tensor, k: Tensor, G: Tensor, hidden: Tensor) -> Tensor:
-    """Return the scores within a block, [t, s]; their decays are [t, s, key_dim]."""
-    pairs = G.unsqueeze(-2) - G.unsqueeze(-3)
-    decay = pairs.masked_fill(hidden.unsqueeze(-1), float("-inf")).exp()
-    return torch.einsum("...tc,...tsc,...sc->...ts", q, decay, k)
+def _block_scores(x: Tensor, k: Tensor, G: Tensor) -> Tensor:
+    """Return the scores within blocks [r, c, h, m, block, t, 2, s], without those of later keys,
+    for x [r, c, h, 1, t, 2, key_dim].
+
+    Half of a block's keys are before the half of its queries: their scores are products, relative
+    to the last key. So are those of the halves of a half, down to single tokens."""
+    padding = -G.shape[-2] % BLOCK
+    if padding:
+        x, k = F.pad(x, (0, 0, 0, 0, 0, padding)), F.pad(k, (0, 0, 0, padding))
+        G = torch.cat([G, G[..., -1:, :].expand(*G.shape[:-2], padding, -1)], dim=-2)
+    scores = (x * k.unsqueeze(-2)).sum(dim=-1)  # of a token with itself
+    scores = scores[..., None, :, None].expand(*G.shape[:-1], 1, 2, 1)
+    size = 1
+    while size < BLOCK:
+        x_late = x.unflatten(-3, (-1, 2, size))[..., 1, :, :, :]
+        k_early = k.unflatten(-2, (-1, 2, size))[..., 0, :, :]
+        G_early, G_late = G.unflatten(-2, (-1, 2, size)).unbind(dim=-3)
+        boundary = G_early[..., -1:, :]
+        k_decayed = k_early * (boundary - G_early).exp()
+        products = _multiply(x_late, (G_late - boundary).exp(), k_decayed)
+        early, late = scores.unflatten(-4, (-1, 2)).unbind(dim=-4)
+        rows = F.pad(early, (0, size)), torch.cat([products, late], dim=-1)
+        scores, size = torch.cat(rows, dim=-3), 2 * size
+    return scores
+
+
+def _multiply(x: Tensor, decay: Tensor, k: Tensor) -> Tensor:
+    """Return (decay ⊙ x)·kᵀ [..., t, 2, s] for x [..., t, 2, key_dim], decay [..., t, key_dim] and
+    k [..., s, key_dim]."""
+    products = (x * decay.unsqueeze(-2)).flatten(-3, -2) @ k.mT
+    return products.unflatten(-2, (-1, 2))
 
 
 def score_flops(chunk: int, key_dim: int, *, by_channel: bool) -> float:
     """Return the FLOPs per token of `decayed_scores` for a head, with decays for each channel or
-    for a state."""
+    for a state; all pairs within a block count, as a fused kernel computes them."""
     if not by_channel:
         return 2.0 * chunk * key_dim
     ends = [*range(BLOCK, chunk, BLOCK), chunk]
