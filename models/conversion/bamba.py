@@ -10,7 +10,7 @@ from ..config.options.mlp import GLUOptions
 from .decoder import Decoder, Part
 from .family import Settings
 from .keys import Key, Rotary, flag
-from .llama import ATTENTION, GLU_NAMES, MIXER_NORM, kv_heads
+from .llama import ATTENTION, GLU_NAMES, HEAD_DIM, MIXER_NORM, kv_heads
 from .mamba import mamba2_part
 
 
@@ -41,6 +41,7 @@ BAMBA = Decoder(
             fields={
                 "heads": "num_attention_heads",
                 "kv_heads": kv_heads(8),
+                "head_dim": HEAD_DIM,
                 "rope": Rotary(rotated=0.5),
             },
         ),

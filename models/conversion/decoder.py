@@ -28,6 +28,7 @@ from .family import (
 )
 from .function import differences
 from .keys import (
+    NO_IDS,
     Field,
     Key,
     LayerList,
@@ -143,7 +144,7 @@ class Decoder:
         unused = [name for name in self.parts if name not in parts.values()]
         missing = [name for name in unused if not self.parts[name].optional]
         require(not missing, f"it has no layer like `{', '.join(missing)}`")
-        settings: Settings = {"model_type": self.model_type, **self.expected, **self.written}
+        settings = {"model_type": self.model_type, **self.expected, **NO_IDS, **self.written}
         for name, options in config.operators.items():
             merge(settings, write_fields(self.parts[parts[name]].fields, options, config.width))
         merge(settings, write_fields(self.fields, config, config.width))

@@ -14,7 +14,7 @@ from ..config.options.rope import Rope
 from ..layers.rope import yarn_amplitude
 from .decoder import Decoder, Part
 from .family import Settings, read_rope, require, rope_settings, write_rope, yarn_mscale
-from .keys import NO_IDS, Computed, Key, flag
+from .keys import Computed, Key, flag
 from .kimi import BALANCED, shared_experts
 from .llama import GLU, MIXER_NORM, MLP_NORM
 from .mla import mla_names, mla_sizes
@@ -124,5 +124,5 @@ DEEPSEEK_V3 = Decoder(
         "moe_layer_freq": 1,
         "pretraining_tp": 1,
     },
-    written={**NO_IDS, "num_nextn_predict_layers": 0},
+    written={"num_nextn_predict_layers": 0},
 )

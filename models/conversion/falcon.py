@@ -11,8 +11,8 @@ from ..config.options.attention import AttentionOptions
 from ..config.options.mlp import GLUOptions
 from .decoder import MODEL_FIELDS, Decoder, Part
 from .family import Settings, refuse
-from .keys import NO_IDS, Computed, EqualLayers, Key, Rotary, flag
-from .llama import ATTENTION, BIAS, GLU_NAMES, MIXER_NORM, kv_heads
+from .keys import Computed, EqualLayers, Key, Rotary, flag
+from .llama import ATTENTION, BIAS, GLU_NAMES, HEAD_DIM, MIXER_NORM, kv_heads
 from .mamba import mamba2_part
 
 
@@ -71,10 +71,7 @@ FALCON_H1 = Decoder(
             fields={
                 "heads": "num_attention_heads",
                 "kv_heads": kv_heads(8),
-                "head_dim": Computed(
-                    lambda settings: settings.get("head_dim"),
-                    lambda value, options, width: {} if value is None else {"head_dim": value},
-                ),
+                "head_dim": HEAD_DIM,
                 "rope": Rotary(),
                 "qkv_bias": BIAS,
                 "output_bias": BIAS,
@@ -142,5 +139,4 @@ FALCON_H1 = Decoder(
     ends={"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"},
     expected={"hidden_act": "silu", "mamba_conv_bias": True},
     refused={"time_step_limit": [0.0, math.inf]},
-    written=NO_IDS,
 )

@@ -231,6 +231,21 @@ def read_rope(settings: Mapping[str, Any], *, rotated: float = 1.0, base: float 
     refuse("rope_scaling", f"`{kind}` is not supported; known: {ROPE_TYPES}")
 
 
+def read_typed_rope(
+    rope: Mapping[str, Any], settings: Mapping[str, Any], *, base: float = 10_000.0
+) -> Rope:
+    """Convert one of the dictionaries that a class lists by the layers' type: it overlooks
+    `truncate` there."""
+    expect(rope, truncate=True)
+    length = settings.get("max_position_embeddings")
+    return read_rope({"max_position_embeddings": length, "rope_parameters": rope}, base=base)
+
+
+def write_typed_rope(rope: Rope, head_dim: int) -> Settings:
+    require(rope.truncate, "its class bounds yarn's frequencies by whole channels (truncate)")
+    return write_rope(rope, head_dim)
+
+
 def read_amplitude(scaling: Mapping[str, Any], factor: float) -> float:
     """Return yarn's factor of queries and keys, which two `mscale` of DeepSeek may say."""
     amplitude = scaling.get("attention_factor")

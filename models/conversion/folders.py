@@ -81,7 +81,8 @@ def write_model(
 ) -> str:
     """Write a new folder, which appears only when it is complete.
 
-    `tokenizer` is a folder whose tokenizer files are copied. `family` is one of the format's; by
+    `tokenizer` is a folder whose tokenizer files are copied, and the ids of special tokens in its
+    config.json. `family` is one of the format's; by
     default, the first that can represent the model. Return the written variant.
     """
     if tokenizer is not None and not list_tokenizer_files(tokenizer):
@@ -101,6 +102,8 @@ def write_model(
             raise UserError(f"the format {format} has no families", hint="leave out the family")
         for file in list_tokenizer_files(tokenizer) if tokenizer is not None else ():
             shutil.copyfile(file, partial / file.name)
+        if tokenizer is not None and format == "huggingface":
+            huggingface.copy_ids(Path(tokenizer), partial)
     return variant
 
 

@@ -14,7 +14,7 @@ from ..config.options.rope import Rope
 from .decoder import MODEL_FIELDS, Decoder, Part
 from .family import Settings, refuse
 from .keys import Computed, Field, Key, LayerTypes, Rotary, flag
-from .llama import ATTENTION, BIAS, MIXER_NORM, MLP_NORM, kv_heads
+from .llama import ATTENTION, BIAS, HEAD_DIM, MIXER_NORM, MLP_NORM, kv_heads
 from .mamba import mamba2_part
 
 RESIDUAL: Mapping[str, Field | str] = {"output_multiplier": Key("residual_multiplier", 1.0)}
@@ -51,6 +51,8 @@ class GraniteLayers(LayerTypes):
 
     def write(self, layers: Sequence[str]) -> Settings:
         settings = super().write([layer.partition("/")[0] for layer in layers])
+        if not any(layer.startswith("mamba/") for layer in layers):
+            settings["mamba_n_heads"] = 1  # the class checks its default, 128, against the width
         has_experts = any(layer.endswith("/moe") for layer in layers)
         return settings if has_experts else {**settings, "num_local_experts": 0}
 
@@ -73,6 +75,7 @@ GRANITE = Decoder(
                 **RESIDUAL,
                 "heads": "num_attention_heads",
                 "kv_heads": kv_heads(None),
+                "head_dim": HEAD_DIM,
                 "rope": GraniteRotary(),
                 "softmax_scale": Computed(
                     lambda settings: settings.get("attention_multiplier", 1.0),

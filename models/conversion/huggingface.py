@@ -16,6 +16,7 @@ from ..weights import Weights
 from . import FAMILIES, ORIGINALS
 from .family import Original, Unsuitable, settings_errors
 from .files import read_json, read_weights, write_json, write_safetensors
+from .keys import NO_IDS
 from .multimodal import select_text_settings, select_text_weights
 from .quantized import dequantize
 from .rules import Tensors, export_tensors, import_tensors
@@ -85,6 +86,16 @@ def write(
     settings["architectures"] = [family.architecture]
     write_json(folder / CONFIG, settings)
     return name
+
+
+def copy_ids(tokenizer: Path, folder: Path) -> None:
+    """Let a written folder name the special tokens that a tokenizer's configuration names."""
+    if not (tokenizer / CONFIG).is_file():
+        return
+    stored = select_text_settings(read_json(tokenizer / CONFIG))
+    ids = {key: stored[key] for key in NO_IDS if stored.get(key) is not None}
+    if ids:
+        write_json(folder / CONFIG, {**read_json(folder / CONFIG), **ids})
 
 
 def find_model_type(folder: Path) -> str | None:

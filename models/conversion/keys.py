@@ -19,8 +19,11 @@ from .family import Settings, Unsuitable, read_rope, require, rope_settings, wri
 REQUIRED: Any = object()
 """Default of a key that must be there."""
 
+LENGTH = "max_position_embeddings"
+"""Its value says how far rotary positions reach; layers of several types may differ."""
 NO_IDS: Mapping[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-"""Ids of the published tokenizer, which some classes have as defaults."""
+"""Ids of the published tokenizer, which some classes have as defaults: generation would end at one,
+and its embedding would not be trained."""
 
 
 class Field(Protocol):
@@ -97,6 +100,11 @@ class Rotary:
         assert value is not None
         dim = holder.dim(width)
         settings = write_rope(value, value.channels or dim)
+        if self.default is not None and settings["rope_scaling"] is None:
+            settings["rope_scaling"] = {
+                "rope_type": "default",
+                "rope_theta": settings["rope_theta"],
+            }
         if not self.fixed:
             settings["partial_rotary_factor"] = (value.channels or dim) / dim
         return settings
@@ -166,12 +174,14 @@ def write_fields(
 
 def merge(settings: Settings, more: Settings) -> None:
     """Add keys, and those of nested settings; raise Unsuitable if one is there with another
-    value."""
+    value. Of lengths, the largest stays."""
     for key, value in more.items():
         before = settings.setdefault(key, value)
         if isinstance(before, dict) and isinstance(value, dict):
             settings[key] = before = {**before}
             merge(before, value)
+        elif key == LENGTH:
+            settings[key] = max(before, value)
         elif before != value:
             raise Unsuitable(
                 f"`{key}` has one value for all layers, not {settings[key]!r}, {value!r}"

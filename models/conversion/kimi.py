@@ -12,7 +12,7 @@ from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .decoder import UNTIED, Decoder, Part
 from .family import Settings, require
-from .keys import NO_IDS, Computed, Key, LayerTypes, flag
+from .keys import Computed, Key, LayerTypes, flag
 from .llama import GLU_NAMES, MIXER_NORM, MLP_NORM
 from .mla import mla_names, mla_sizes
 from .names import Target, experts, gated_experts, split_taps
@@ -124,6 +124,7 @@ KIMI_LINEAR = Decoder(
                 "norm_eps": EPS,
             },
             fixed={"decay": "channel", "gate": "sigmoid"},
+            optional=True,
         ),
         "mla": Part(
             options=MLAOptions,
@@ -132,6 +133,7 @@ KIMI_LINEAR = Decoder(
             names=mla_names(interleaved=False),
             fields={**mla_sizes(32), "q_lora_rank": Key("q_lora_rank", None)},
             fixed={"rope": None},
+            optional=True,
         ),
         "glu": Part(
             options=GLUOptions,
@@ -179,5 +181,4 @@ KIMI_LINEAR = Decoder(
         "moe_layer_freq": 1,
         "pretraining_tp": 1,
     },
-    written=NO_IDS,
 )

@@ -14,7 +14,7 @@ from ..config.options.hyena_mlp import HyenaMLPOptions
 from ..config.options.mlp import GLUOptions
 from .decoder import Decoder, Part
 from .keys import Computed, Key, LayerTypes, Rotary, flag, implied
-from .llama import kv_heads
+from .llama import HEAD_DIM, kv_heads
 from .names import Names, swapped_rows, taps
 
 
@@ -69,6 +69,7 @@ LFM2 = Decoder(
             fields={
                 "heads": "num_attention_heads",
                 "kv_heads": kv_heads(8),
+                "head_dim": HEAD_DIM,
                 "rope": Rotary(base=1e6),
                 "qk_norm_eps": Key("norm_eps", 1e-5),
             },

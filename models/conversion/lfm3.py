@@ -10,8 +10,8 @@ from typing import Any
 from ..config.options.attention import AttentionOptions
 from ..config.options.rope import Rope
 from .decoder import Decoder
-from .family import Settings, read_rope, refuse, require, write_rope
-from .keys import NO_IDS, Computed, Field, Key, LayerTypes, flag, implied
+from .family import Settings, read_typed_rope, refuse, require, write_typed_rope
+from .keys import Computed, Field, Key, LayerTypes, flag, implied
 from .lfm import LFM2
 from .llama import ATTENTION as NAMES
 from .llama import BIAS, head_dim, kv_heads
@@ -39,12 +39,12 @@ class TypedRotary:
         if self.kind not in ropes:
             raise KeyError(f"rope_parameters.{self.kind}")
         length = settings.get("max_position_embeddings") or 128_000
-        return read_rope({"max_position_embeddings": length, "rope_parameters": ropes[self.kind]})
+        return read_typed_rope(ropes[self.kind], {"max_position_embeddings": length})
 
     def write(self, value: Rope | None, holder: AttentionOptions, width: int) -> Settings:
         require(value is not None, "its attention has no rotary positions")
         assert value is not None
-        settings = write_rope(value, holder.dim(width))
+        settings = write_typed_rope(value, holder.dim(width))
         parameters = {
             **(settings["rope_scaling"] or {"rope_type": "default"}),
             "rope_theta": settings["rope_theta"],
@@ -142,5 +142,4 @@ LFM3 = Decoder(
     fields={**LFM2.fields, "tie_embeddings": flag("tie_word_embeddings", True)},
     ends=LFM2.ends,
     expected={"conv_bias": False},
-    written=NO_IDS,
 )

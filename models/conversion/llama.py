@@ -48,6 +48,13 @@ GLU = Part(
 )
 
 
+HEAD_DIM = Computed(
+    lambda settings: settings.get("head_dim"),
+    lambda value, options, width: {} if value is None else {"head_dim": value},
+)
+"""Of classes that read a key that their configuration does not list, and that must not be null."""
+
+
 def head_dim(default: int) -> Computed:
     """Return the field for a class that does not derive the head size from the width."""
     return Computed(
@@ -161,7 +168,7 @@ WINDOW = Computed(
 
 
 def qwen(model_type: str, models: str, fields: Mapping[str, Field | str], **fixed: Any) -> Decoder:
-    fields = {"kv_heads": kv_heads(32), **fields}
+    fields = {"kv_heads": kv_heads(32), "head_dim": HEAD_DIM, **fields}
     return Decoder(
         model_type=model_type,
         architecture=f"{model_type.capitalize()}ForCausalLM",

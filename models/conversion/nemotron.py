@@ -16,7 +16,7 @@ from ..config.options.mlp import MLPOptions
 from ..config.options.moe import MoEOptions
 from .decoder import UNTIED, Decoder, Part
 from .family import Settings, refuse, require
-from .keys import NO_IDS, Computed, Field, Key, flag, implied
+from .keys import Computed, Field, Key, flag, implied
 from .llama import ATTENTION, head_dim, kv_heads
 from .mamba import MAMBA2_NAMES, NORM_GROUPS
 from .names import Names, experts
@@ -170,5 +170,5 @@ NEMOTRON_H = Decoder(
     },
     # transformers takes time_step_min as a lower bound of dt. The published models were trained
     # without one, but zero is impossible: its logarithm is taken.
-    written={**NO_IDS, "time_step_min": 1e-30},
+    written={"time_step_min": 1e-30},
 )

@@ -12,9 +12,17 @@ from typing import Any
 from ..config.options.delta import DeltaOptions
 from ..config.options.rope import Rope
 from .decoder import MODEL_FIELDS, Decoder, Part
-from .family import Settings, read_rope, require, write_rope
-from .keys import NO_IDS, Computed, EqualLayers, Field, Key, LayerTypes
-from .llama import BIAS, GLU, attention
+from .family import (
+    Settings,
+    read_rope,
+    read_typed_rope,
+    require,
+    rope_settings,
+    write_rope,
+    write_typed_rope,
+)
+from .keys import Computed, EqualLayers, Field, Key, LayerTypes
+from .llama import BIAS, GLU, HEAD_DIM, attention
 from .names import Names, either, split_taps
 
 POST_MIXER: Names = {"post_norm": "post_attention_layernorm"}
@@ -24,6 +32,7 @@ FIXED: Mapping[str, Any] = {"norm_placement": "post", "qk_norm": True, "qk_norm_
 FIELDS: Mapping[str, Field | str] = {
     "qkv_bias": BIAS,
     "output_bias": BIAS,
+    "head_dim": HEAD_DIM,
     "qk_norm_eps": Key("rms_norm_eps", 1e-5),
 }
 EPS: Mapping[str, Field | str] = {"norm_eps": Key("rms_norm_eps", 1e-5)}
@@ -41,7 +50,6 @@ OLMO2 = Decoder(
     layers=EqualLayers("attention/glu"),
     fields={**MODEL_FIELDS, **EPS},
     expected={"hidden_act": "silu"},
-    written=NO_IDS,
 )
 
 
@@ -53,13 +61,8 @@ class SlidingRotary:
 
     def read(self, settings: Mapping[str, Any]) -> Rope:
         nested = dict(settings.get("rope_parameters") or {}).get(self.kind)
-        if nested is not None:
-            return read_rope({**self.length(settings), "rope_parameters": nested}, base=5e5)
-        base = settings.get("rope_theta")
-        return read_rope({**self.length(settings), "rope_theta": base}, base=5e5)
-
-    def length(self, settings: Mapping[str, Any]) -> Settings:
-        return {"max_position_embeddings": settings.get("max_position_embeddings")}
+        rope = {"rope_theta": settings.get("rope_theta")} if nested is None else nested
+        return read_typed_rope(rope, settings, base=5e5)
 
     def write(self, value: Rope | None, holder: Any, width: int) -> Settings:
         require(value is not None and value.scaling == "none", "its windows have scaled positions")
@@ -76,12 +79,12 @@ class FullRotary(SlidingRotary):
     def read(self, settings: Mapping[str, Any]) -> Rope:
         if self.kind in dict(settings.get("rope_parameters") or {}):
             return super().read(settings)
-        return read_rope(settings, base=5e5)
+        return read_typed_rope(rope_settings(settings), settings, base=5e5)
 
     def write(self, value: Rope | None, holder: Any, width: int) -> Settings:
         require(value is not None, "its attention has no rotary positions")
         assert value is not None
-        return write_rope(value, holder.dim(width))
+        return write_typed_rope(value, holder.dim(width))
 
 
 def derive_windows(settings: Mapping[str, Any]) -> Sequence[str]:
@@ -105,7 +108,6 @@ OLMO3 = Decoder(
     ),
     fields={**MODEL_FIELDS, **EPS},
     expected={"hidden_act": "silu"},
-    written=NO_IDS,
 )
 
 
@@ -199,5 +201,4 @@ OLMO_HYBRID = Decoder(
         {"linear_attention": "delta/glu", "full_attention": "attention/glu_post"}, derive_types
     ),
     expected={"hidden_act": "silu"},
-    written=NO_IDS,
 )

@@ -65,6 +65,7 @@ GATED_ATTENTION = Part(
         "qk_norm_eps": EPS,
     },
     fixed={"output_gate": True, "qk_norm": True, "qk_norm_kind": "rms-zero-centered"},
+    optional=True,
 )
 QWEN3_5_ATTENTION = replace(
     GATED_ATTENTION, fields={**GATED_ATTENTION.fields, "kv_heads": kv_heads(4)}
@@ -122,6 +123,7 @@ def delta_part(names: Names) -> Part:
             "conv": Key("linear_conv_kernel_dim", 4),
             "norm_eps": EPS,
         },
+        optional=True,
     )
 
 

@@ -21,6 +21,7 @@ from .family import (
     require,
     require_plain_decoder,
 )
+from .keys import NO_IDS
 from .mamba import CONV_NAMES, MAMBA2_NAMES, require_grouped_norm
 from .names import Names, interleaved, operator_rules
 from .rules import Rule, map_ends, map_rows, map_same
@@ -325,6 +326,7 @@ def split_hybrid(
 
 def write_hybrid(config: ModelConfig, block: ZambaBlockOptions) -> Settings:
     return {
+        **NO_IDS,
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
         "num_hidden_layers": len(config.layers),

@@ -48,7 +48,7 @@ def scaled_frequencies(rope: Rope, head_dim: int, device: torch.device) -> tuple
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, head_dim - 1)
         pair = torch.arange(head_dim // 2, device=device, dtype=torch.float32)
-        stretch = ((pair - first) / max(last - first, 0.001)).clamp(0, 1)
+        stretch = ((pair - first) / (last - first or 0.001)).clamp(0, 1)
         blended = base_frequencies / rope.factor * stretch + base_frequencies * (1 - stretch)
         return blended, yarn_amplitude(rope)
     if rope.scaling == "llama3":

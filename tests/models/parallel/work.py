@@ -207,27 +207,25 @@ def ring(axis: Axis, q: Tensor, k: Tensor, v: Tensor, past: np.ndarray | None, t
 
 
 def ring_flash(axis: Axis, q: Tensor, k: Tensor, v: Tensor, cuts: list[int] | None) -> Tensor:
-    """Ring attention by flash attention; this process takes torch's flash attention of the CPU."""
-    documents = None
-    if cuts is not None:
-        whole = (len(q), q.shape[1] * axis.size)
-        documents = Documents.build(torch.tensor(cuts), whole)
-    ring_flash_module.flash = flash_on_cpu
-    ring_flash_module.flash_backward = flash_backward_on_cpu
-    return ring_flash_attention(q, KeysAndValues(k, v), documents, axis, scale=0.5)
+    return flash_ring(axis, q, KeysAndValues(k, v), cuts)
 
 
 def ring_flash_of_latents(
     axis: Axis, q: Tensor, tokens: Tensor, weight: Tensor, cuts: list[int] | None
 ) -> Tensor:
     """The same, with latents that travel, and the weight of their expansion."""
-    documents = None
-    if cuts is not None:
-        whole = (len(q), q.shape[1] * axis.size)
-        documents = Documents.build(torch.tensor(cuts), whole)
+    expand = partial(expand_latents, q.shape[2])
+    return flash_ring(axis, q, Latents(tokens, weight, expand, q.shape[3]), cuts)
+
+
+def flash_ring(
+    axis: Axis, q: Tensor, keys: KeysAndValues | Latents, cuts: list[int] | None
+) -> Tensor:
+    """Ring attention by flash attention; this process takes torch's flash attention of the CPU."""
+    whole = len(q), q.shape[1] * axis.size
+    documents = None if cuts is None else Documents.build(torch.tensor(cuts), whole)
     ring_flash_module.flash = flash_on_cpu
     ring_flash_module.flash_backward = flash_backward_on_cpu
-    keys = Latents(tokens, weight, partial(expand_latents, q.shape[2]), q.shape[3])
     return ring_flash_attention(q, keys, documents, axis, scale=0.5)
 
 
