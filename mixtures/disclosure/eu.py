@@ -104,7 +104,7 @@ def _modalities(facts: TrainingFacts) -> Section:
             say("Types of content", statement.content, "state `content`"),
             say(
                 "Latest date of data acquisition/collection for model training",
-                facts.newest or "",
+                _newest(facts),
                 f"state `acquired` of the sources {', '.join(without_date)}, or build their "
                 f"datasets with `--keep {fields.date}`",
             ),
@@ -116,6 +116,17 @@ def _modalities(facts: TrainingFacts) -> Section:
             ),
         ),
     )
+
+
+def _newest(facts: TrainingFacts) -> str:
+    undated = sum(
+        source.tally.undated
+        for source in facts.sources
+        if source.tally is not None and not source.statement.acquired
+    )
+    if facts.newest is None or not undated:
+        return facts.newest or ""
+    return f"{facts.newest}; {undated:,} tokens come from documents without a date"
 
 
 def _size_range(tokens: int) -> str:

@@ -25,6 +25,9 @@ SECOND_LEVELS = "ac|co|com|ed|edu|gen|go|gob|gov|gouv|govt|id|ltd|mil|ne|net|nom
 DOMAIN = rf"(?P<domain>[^.]+\.(?:(?:{SECOND_LEVELS})\.[a-z][a-z]|[^.]*[^.0-9][^.]*))\.?$"
 """The top- and second-level domain of a host name; an address of four numbers has none."""
 
+DATE = r"^[0-9]{4}(-(0[1-9]|1[0-2])(-(0[1-9]|[12][0-9]|3[01])([T ].*)?)?)?$"
+"""A year, a month, a day or a time."""
+
 
 @dataclass
 class FieldTally:
@@ -57,6 +60,8 @@ class SourceTally:
     domains: FieldTally | None = None
     newest: str | None = None
     """Largest date of the documents; None if the dataset keeps no dates."""
+    undated: int = 0
+    """Tokens of documents without a date, where the dataset keeps dates."""
 
 
 def tally_source(dataset: Dataset, served: ServedTokens, names: FieldNames) -> SourceTally:
@@ -88,7 +93,9 @@ def tally_source(dataset: Dataset, served: ServedTokens, names: FieldNames) -> S
         if tally.domains is not None:
             _add_values(tally.domains, _find_domains(values[names.url]), tokens[is_held])
         if names.date in kept:
-            tally.newest = max(tally.newest or "", _newest(values[names.date])) or None
+            newest, is_dated = _newest(values[names.date])
+            tally.newest = max(tally.newest or "", newest) or None
+            tally.undated += int(tokens[is_held][~is_dated].sum())
     return tally
 
 
@@ -104,7 +111,7 @@ def _add_values(tally: FieldTally, column: Any, tokens: Int64) -> None:
         pairs = pairs.filter(pc.is_valid(pairs["value"])).group_by(["owner", "value"]).aggregate([])
         owners, column = pairs["owner"].to_numpy(), pairs["value"].combine_chunks()
     column = pc.cast(column, pa.string())
-    is_known = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    is_known = pc.fill_null(pc.not_equal(column, ""), False).to_numpy(zero_copy_only=False)
     has_value = np.zeros(len(tokens), np.bool_)
     has_value[owners[is_known]] = True
     tally.unknown += int(tokens[~has_value].sum())
@@ -126,10 +133,13 @@ def _find_domains(column: Any) -> Any:
     return pc.coalesce(pc.struct_field(pc.extract_regex(hosts, DOMAIN), "domain"), hosts)
 
 
-def _newest(column: Any) -> str:
-    """Return the largest date of a column, as text; empty if it has none."""
+def _newest(column: Any) -> tuple[str, Any]:
+    """Return the largest date of a column, as text, empty if it has none; and which values are
+    dates of ISO 8601: others have no order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    newest = pc.max(pc.cast(column, pa.string())).as_py()
-    return newest or ""
+    texts = pc.cast(column, pa.string())
+    is_date = pc.fill_null(pc.match_substring_regex(texts, DATE), False)
+    newest = pc.max(texts.filter(is_date)).as_py()
+    return newest or "", is_date.to_numpy(zero_copy_only=False)

@@ -24,6 +24,7 @@ from headrace.dataplane.datasets import about
 from headrace.dataplane.datasets.about import About
 from headrace.dataplane.datasets.dataset import Dataset
 from headrace.mixtures.cli import main
+from headrace.mixtures.disclosure.eu import summarize_for_eu
 from headrace.mixtures.disclosure.facts import TrainingFacts, gather_facts
 from headrace.mixtures.disclosure.served_tokens import ServedTokens
 from headrace.mixtures.disclosure.statement import Statement, render_statement
@@ -34,7 +35,7 @@ from headrace.mixtures.exposure.request import DocumentRequest
 from headrace.tokenize.builder.build import BuildConfig, build
 
 KINDS = {"language": "language:list<string>"}
-LANGUAGES = [["en"], ["de", "fr"], None, ["en", "en"]]
+LANGUAGES = [["en"], ["de", "fr", ""], None, ["en", "en"]]
 HOSTS = {
     "https://www.Mill.example/a?b": "mill.example",
     "http://user@stream.example:80/": "stream.example",
@@ -80,7 +81,7 @@ def build_corpus(folder: Path, name: str, count: int, **fields: Any) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A branch of a run that skipped a step and rolled back. It reads `code` several times."""
     folder = tmp_path_factory.mktemp("world")
-    dates = ["2025-01-01", "2026-02-03", None]
+    dates = ["2025-01-01", "2026-02-03", None, "31/12/2027"]
     web = build_corpus(folder, "web", 120, language=LANGUAGES, url=list(HOSTS), date=dates)
     code = build_corpus(folder, "code", 10)
     about.save(code, About(licenses=("MIT", "Apache-2.0"), sources=("repositories",)))
@@ -150,16 +151,24 @@ def test_languages_and_domains_by_the_tokens_seen(run: Path) -> None:
     web, code = gather(run).sources
     assert web.languages is not None and web.domains is not None and code.languages is None
     languages, hosts = Counter[str](), Counter[str]()
-    no_language = no_host = 0
+    no_language = no_host = no_date = 0
     for number, tokens in count_by_document(run, "web").items():
         values = LANGUAGES[number % len(LANGUAGES)]
-        languages.update({value: tokens for value in values or [] if tokens})
+        languages.update({value: tokens for value in values or [] if value and tokens})
         no_language += tokens * (values is None)
         host = list(HOSTS.values())[number % len(HOSTS)]
         hosts.update({host: tokens} if host and tokens else {})
         no_host += tokens * (host is None)
+        no_date += tokens * (number % 4 > 1)
     assert (web.languages.tokens, web.languages.unknown) == (languages, no_language)
     assert (web.domains.tokens, web.domains.unknown) == (hosts, no_host)
+    assert web.tally is not None and web.tally.undated == no_date
+    page = summarize_for_eu(gather(run))
+    answers = {answer.question[:11]: answer.text for section in page for answer in section.answers}
+    assert (
+        answers["Latest date"]
+        == f"2026-02-03; {no_date:,} tokens come from documents without a date"
+    )
     assert web.newest == "2026-02-03" and gather(run).newest == "2026-02-03"
     assert gather(run, {}).newest is None  # `code` keeps no dates, and none is stated
 
