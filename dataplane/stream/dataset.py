@@ -43,7 +43,8 @@ class StreamDataset(IterableDataset[Item]):
     An item is a dictionary. `names="headrace"`: `tokens`, `targets`, `weights`, `positions` and
     `cu_seqlens` as in a `Batch`, `step`, and `rows`, the row numbers in the stream (-1 in padding
     rows). `names="transformers"`: `input_ids`, `labels`, `position_ids`. A second pass begins where
-    the first one did, with and without workers.
+    the first one did, with and without workers; after a pass that resumed from the states of torch
+    workers, where the dataset itself begins.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class StreamDataset(IterableDataset[Item]):
         self.names, self.cache = names, cache
         self.start = self.next = Place(plan.first_step)
         """Where every pass begins, and the next micro-batch of this process."""
-        self._is_worker_place = False
-        """True if `start` counts the micro-batches of one torch worker alone."""
+        self._worker_place: Place | None = None
+        """Where the next pass of this torch worker begins, among the micro-batches that are its
+        own; the passes after it begin at `start`."""
 
     def __len__(self) -> int:
         """Count the micro-batches of a pass, over all workers."""
@@ -112,37 +114,42 @@ class StreamDataset(IterableDataset[Item]):
             )
         worker = get_worker_info()
         this_worker = None if worker is None else [worker.id, worker.num_workers]
-        self._is_worker_place = "worker" in state
-        if self._is_worker_place and state["worker"] != this_worker:
+        is_worker_place = "worker" in state
+        if is_worker_place and state["worker"] != this_worker:
             number, workers = state["worker"]
             raise PlanError(
                 f"the state is that of torch worker {number} of {workers}",
                 hint="load it with as many workers, or save `state_dict(step=…)`",
             )
         layout = {"world": self.world, "micro_batch": self.micro_batch}
-        is_within = place.index or self._is_worker_place
+        is_within = place.index or is_worker_place
         if is_within and any(state.get(key) != value for key, value in layout.items()):
             raise PlanError(
                 f"the state lies within step {place.step}, on {state.get('world')} ranks with "
                 f"micro-batches of {state.get('micro_batch')} rows",
                 hint="save a state where a step ends to go on with other ranks or micro-batches",
             )
-        self.start = self.next = place
+        self.next = place
+        if is_worker_place:
+            self._worker_place = place
+        else:
+            self.start, self._worker_place = place, None
 
     def __iter__(self) -> Iterator[Item]:
-        self.next = self.start
+        resumed, self._worker_place = self._worker_place, None
+        self.next = self.start if resumed is None else resumed
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         worker_rows = WorkerRows(
             plan=self.plan,
             rank=self.rank,
             world=self.world,
-            start_step=self.start.step,
+            start_step=self.next.step,
             digests=False,
             group_bytes=0,
             micro_batch=self.micro_batch,
-            first_index=self.start.index,
-            skipped=0 if self._is_worker_place else number,
+            first_index=self.next.index,
+            skipped=number if resumed is None else 0,
             workers=workers,
         )
         batcher = Batcher(self.micro_batch)

@@ -121,7 +121,8 @@ def test_a_stateful_data_loader_goes_on_within_a_step(changing: Plan, workers: i
 
     def new() -> StatefulDataLoader:
         dataset = Stream(changing).dataset(micro_batch=3)
-        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+        stay = {"persistent_workers": workers > 0}
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, **stay)
 
     whole = summarize(Stream(changing).dataset(micro_batch=3))
     loader = new()
@@ -131,6 +132,8 @@ def test_a_stateful_data_loader_goes_on_within_a_step(changing: Plan, workers: i
     loader = new()
     loader.load_state_dict(state)
     assert first + summarize(loader) == whole
+    # The second pass: workers that stay begin it where their own dataset does, in its order.
+    assert summarize(loader) == (whole if workers else whole[11:])
 
 
 @pytest.mark.parametrize("worlds", [(1, 3), (3, 2)])
