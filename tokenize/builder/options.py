@@ -141,8 +141,8 @@ def genome_options(function: Any) -> Any:
 
 def pop_genome(values: dict[str, Any]) -> dict[str, Any] | None:
     """Pop the settings for genomes from the options' values."""
-    names = ("window", "stride", "lineages", "lineage_dropout", "lineage_every", "groups")
-    names += ("transcribe", "drop_n_runs")
+    names = ["window", "stride", "lineages", "lineage_dropout", "lineage_every", "groups"]
+    names += ["transcribe", "drop_n_runs"]
     settings = {name: values.pop(name) for name in names}
     settings["seed"], strands = values.pop("genome_seed"), values.pop("reverse_complement")
     if strands not in (None, "both"):

@@ -59,7 +59,7 @@ def shard_weights(model: Model, placement: Placement, parallel: Parallel) -> Sha
     grid = ShardGrid(placement.device, data, placement.shard, tensor)
     for block in model.typed_blocks():
         fully_shard(block, mesh=grid.mesh, reshard_after_forward=True)
-    root = fully_shard(model, mesh=grid.mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=grid.mesh, reshard_after_forward=False)
     for entry in ENTRIES:
-        register_fsdp_forward_method(root, entry)
+        register_fsdp_forward_method(model, entry)
     return grid
