@@ -47,7 +47,7 @@ def arrow_column(values: Sequence[int | str | bytes | None], arrow_type: Any) ->
     return pa.Array.from_buffers(arrow_type, len(values), [validity, *map(pa.py_buffer, buffers)])
 
 
-def count_byte(data: bytes, byte: bytes) -> int:
+def count_byte(data: bytes | memoryview, byte: bytes) -> int:
     """Count a byte by vector instructions, which `bytes.count` does not use."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8) == byte[0]))
 

@@ -101,7 +101,7 @@ class FastBpe:
 
     def needs_library(self, text: str) -> bool:
         """Return True if the libraries may split a text into different words."""
-        return any(string in text for string in self._pattern.exceptions)
+        return any(map(text.__contains__, self._pattern.exceptions))
 
     def encode(
         self, texts: Sequence[str], end_id: int

@@ -238,8 +238,8 @@ def _json_lines(file: File) -> Iterator[tuple[int, Any]]:
         if (problem := block.problem) is not None:
             message = f"an evaluation cannot be read: {problem.kind}: {problem.what}"
             raise InputError(message, where=problem.where(), hint="restore the file from a copy")
-        for number, line in enumerate(block.data.split(b"\n"), start=block.first):
-            if not line or line.isspace():
+        for number, line in enumerate(block.lines(), start=block.first):
+            if line.isspace():
                 continue
             try:
                 yield number, json.loads(line)

@@ -6,6 +6,7 @@ is a character. A byte-order mark at a file's beginning is left out.
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,6 +21,8 @@ from .format import LIMITS, BadRecord, ReadLimits, Slice
 
 OVERRUN_BYTES = BLOCK_BYTES // 4
 """Bytes read at once beyond a slice's end, to complete the last record."""
+SEARCH_BYTES = 64 << 10
+"""Bytes read at once to find a slice's first record."""
 BOM = b"\xef\xbb\xbf"
 """Byte-order mark: some UTF-8 files begin with it; it is not text."""
 
@@ -28,7 +31,8 @@ BOM = b"\xef\xbb\xbf"
 class RecordBlock:
     """Consecutive whole records, with the delimiters between them."""
 
-    data: bytes
+    buffer: bytes
+    """Bytes as they were read: the records, and what stands around them."""
     first: int
     """The first record's number in the file."""
     records: int
@@ -36,6 +40,21 @@ class RecordBlock:
     """File bytes read for the block."""
     problem: BadRecord | None = None
     """Why a record is missing here."""
+    start: int = 0
+    """Where the records begin in `buffer`."""
+    end: int | None = None
+    """Where they end; None: with the buffer."""
+
+    @property
+    def data(self) -> bytes:
+        return self.buffer[self.start : self.end]
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the records of a file of lines, with their line feeds, each copied on its own, so
+        that it is in the processor's cache when it is parsed."""
+        stream = io.BytesIO(self.buffer)
+        stream.seek(self.start)
+        return itertools.islice(stream, self.records)
 
 
 def cut_bytes(file: File, delimiter: bytes, size: int) -> list[Slice]:
@@ -70,11 +89,14 @@ def _count_delimiters(file: File, stream: BinaryIO, delimiter: bytes, start: int
             return line_feeds
     search_start = max(0, start - len(delimiter))
     stream.seek(search_start)
-    return _count(read_full(stream, end - 1 - search_start), delimiter)
+    data = read_full(stream, end - 1 - search_start)
+    return _count(data, delimiter, 0, len(data))
 
 
-def _count(data: bytes, delimiter: bytes) -> int:
-    return count_byte(data, delimiter) if len(delimiter) == 1 else data.count(delimiter)
+def _count(data: bytes, delimiter: bytes, start: int, end: int) -> int:
+    if len(delimiter) > 1:
+        return data.count(delimiter, start, end)
+    return count_byte(memoryview(data)[start:end], delimiter)
 
 
 def record_blocks(
@@ -88,7 +110,8 @@ def record_blocks(
     bom_removed = file_slice.start > 0
     for block in _blocks(file_slice, delimiter, limits, unit, split):
         if not bom_removed and block.records:
-            block = replace(block, data=block.data.removeprefix(BOM))
+            if block.buffer.startswith(BOM, block.start):
+                block = replace(block, start=block.start + len(BOM))
             bom_removed = True
         yield block
 
@@ -113,17 +136,25 @@ def _blocks(
             chunk, damage = b"", str(error)
         if not chunk:
             break
+        start = 0
+        if carry and len(delimiter) == 1 and not skipping_record:
+            # A record that spans two chunks is a block of its own, so that chunks are not copied.
+            end = chunk.find(delimiter)
+            if 0 <= end <= max_bytes - len(carry):
+                yield RecordBlock(carry + chunk[:end], number, 1, 0)
+                carry, start = b"", end + 1
+                number += 1
         data = carry + chunk if carry else chunk
         cut = _find_last(data, delimiter)
-        if cut < 0:
-            carry = data
+        if cut < start:
+            carry = data[start:]
             if skipping_record:
                 carry = data[-len(delimiter) :]
                 yield RecordBlock(b"", number, 0, read)
-            elif len(data) > max_bytes:
+            elif len(carry) > max_bytes:
                 if split:
-                    piece = first_piece(data, limits)
-                    carry = data[len(piece) :]
+                    piece = first_piece(carry, limits)
+                    carry = carry[len(piece) :]
                     yield RecordBlock(piece, number, 1, read)
                 else:
                     skipping_record = True
@@ -132,17 +163,18 @@ def _blocks(
             else:
                 yield RecordBlock(b"", number, 0, read)
             continue
-        records_data, carry = data[:cut], data[cut + len(delimiter) :]
+        carry = data[cut + len(delimiter) :]
         if skipping_record:
             skipping_record = False
-            end = records_data.find(delimiter)
-            records_data = b"" if end < 0 else records_data[end + len(delimiter) :]
+            end = data.find(delimiter)
+            start = end + len(delimiter)
             number += 1
-            if end < 0:
+            if end == cut:
                 yield RecordBlock(b"", number, 0, read)
                 continue
         # Only the first record can be too large: the others began in this chunk.
-        if len(records_data) > max_bytes:
+        if start == 0 and cut > max_bytes:
+            records_data = data[:cut]
             end = records_data.find(delimiter)
             record = records_data if end < 0 else records_data[:end]
             while split and len(record) > max_bytes:
@@ -156,8 +188,9 @@ def _blocks(
                 if end < 0:
                     yield RecordBlock(b"", number, 0, read)
                     continue
-        num_records = _count(records_data, delimiter) + 1
-        yield RecordBlock(records_data, number, num_records, read)
+            data, cut = records_data, len(records_data)
+        num_records = _count(data, delimiter, start, cut) + 1
+        yield RecordBlock(data, number, num_records, read, start=start, end=cut)
         number += num_records
     if damage is not None:
         yield RecordBlock(b"", number, 0, 0, problem("damaged file", damage))
@@ -179,9 +212,8 @@ def _chunks(file_slice: Slice, delimiter: bytes, block_bytes: int) -> Iterator[t
         skipping = file_slice.start > 0
         tail = b""
         while True:
-            chunk = read_full(
-                stream, min(block_bytes, max(file_slice.end - position, OVERRUN_BYTES))
-            )
+            size = max(file_slice.end - position, OVERRUN_BYTES)
+            chunk = read_full(stream, min(block_bytes, SEARCH_BYTES if skipping else size))
             if not chunk:
                 break
             data = tail + chunk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -43,8 +42,7 @@ class Jsonl(CorpusFormat):
             ids: list[str | None] = []
             fields: list[list[Any]] = []
             problems = [] if block.problem is None else [block.problem]
-            # Lines are copied as they are parsed, while they are in the processor's cache.
-            for number, line in enumerate(io.BytesIO(block.data), start=block.first):
+            for number, line in enumerate(block.lines(), start=block.first):
                 if line.isspace():
                     continue
                 try:
@@ -78,7 +76,7 @@ class Jsonl(CorpusFormat):
     ) -> dict[str, set[FieldKind | str]]:
         kinds: dict[str, set[FieldKind | str]] = {}
         for block in record_blocks(file_slice, DELIMITER, unit=UNIT, split=False):
-            for line in block.data.split(b"\n"):
+            for line in block.lines():
                 with suppress(ValueError, RecursionError):  # reading reports bad records
                     record: Any = json.loads(line)
                     for name in names if isinstance(record, dict) else ():
