@@ -94,9 +94,9 @@ class NameSearch(Generic[AnyStr]):
 
     def __init__(self, name: AnyStr) -> None:
         letters = [name[k : k + 1] for k in range(len(name))]
-        self._name = name
+        self._name: AnyStr = name
         self._offset = min(range(len(name)), key=lambda k: (letters[k].isalnum(), -ord(letters[k])))
-        self._letter = letters[self._offset]
+        self._letter: AnyStr = letters[self._offset]
 
     def is_in(self, text: AnyStr) -> bool:
         place = text.find(self._letter)

@@ -22,7 +22,7 @@ from ..arrays import Int64
 from ..datasets.manifest import TokenizerInfo
 from ..storage import hub, storage
 from .added_tokens import AddedTokens, Normalize, Part
-from .fast_bpe import BATCH_CHARACTERS, FastBpe, Inexact, convert
+from .fast_bpe import FastBpe, Inexact, convert
 from .library import load_library, load_word_encoder, read_description
 from .tokenizer import Encoded, SpecialToken, TextError, id_type, spans_from_sizes
 from .word_cache import WordCache, convert_words, replaces_spaces
@@ -185,7 +185,16 @@ class BpeTokenizer:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         self._num_characters += sum(map(len, texts))
-        batches = [self._encode(texts[first:end], first) for first, end in _split_batches(texts)]
+        fast = self._fast_path
+        batches = [
+            self._encode_slowly(texts[first:end], first)
+            if fast is None
+            else self._encode(fast, texts[first:end], first)
+            for first, end in _split_batches(texts, (fast or FastBpe).batch_characters)
+        ]
+        if len(batches) == 1:
+            [(tokens, ends)] = batches
+            return Encoded(tokens, np.concatenate([[0], ends]))
         tokens = np.concatenate([np.empty(0, self._dtype), *(ids for ids, _ in batches)])
         starts, offset = [np.zeros(1, np.int64)], 0
         for ids, ends in batches:
@@ -193,12 +202,17 @@ class BpeTokenizer:
             offset += len(ids)
         return Encoded(tokens, np.concatenate(starts))
 
-    def _encode(self, texts: Sequence[str], first_number: int) -> Ids:
+    @property
+    def _fast_path(self) -> FastBpe | WordCache | None:
+        """The fast path; None if the library encodes all texts, or few were encoded so far."""
+        if self._num_characters < self._fast_from or isinstance(self._fast, Inexact):
+            return None
+        return self._fast
+
+    def _encode(self, fast: FastBpe | WordCache, texts: Sequence[str], first_number: int) -> Ids:
         """Return ids, with end-of-document ids, and end offsets [texts]. `first_number` numbers the
         first text, for errors."""
-        if self._num_characters < self._fast_from or isinstance(self._fast, Inexact):
-            return self._encode_slowly(texts, first_number)
-        fast, added = self._fast, self._added_tokens
+        added = self._added_tokens
         normalize = self._normalize if isinstance(fast, FastBpe) else None
         is_plain = added.are_absent and (normalize is None or all(map(str.isascii, texts)))
         if is_plain and not any(map(fast.needs_library, texts)):
@@ -324,11 +338,11 @@ def _try_convert(content: bytes) -> FastBpe | WordCache | Inexact:
         return Inexact("its file is not understood")
 
 
-def _split_batches(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield ranges [first, end) of texts, with about BATCH_CHARACTERS characters per range."""
+def _split_batches(texts: Sequence[str], max_characters: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges [first, end) of texts, with at most `max_characters`, or one text, per range."""
     first = size = 0
     for number, text in enumerate(texts):
-        if size and size + len(text) > BATCH_CHARACTERS:
+        if size and size + len(text) > max_characters:
             yield first, number
             first, size = number, 0
         size += len(text)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from functools import cache, cached_property
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -32,8 +32,6 @@ from pydantic_core import to_json
 from .patterns import Pattern, find_pattern, format_pre_tokenizer
 from .tokenizer import id_type
 
-BATCH_CHARACTERS = 1 << 19
-"""Characters per call."""
 THREADS = "FASTOKENS_BPE_THREADS"
 """Environment variable for fastokens: a thread per process, because a build has a process per
 core."""
@@ -62,6 +60,8 @@ class Inexact(Exception):
 class FastBpe:
     """A fastokens tokenizer with the same ids as a `tokenizers` tokenizer."""
 
+    batch_characters = 4 << 20
+    """Characters per call: those of a block of the corpus, so that ids need not be joined."""
     splittable = True
     """Parts of a text are encoded as they are in the text."""
 
@@ -164,7 +164,7 @@ def find_last_merges(merges: Sequence[Sequence[str]]) -> dict[str, Pair]:
     unions = [first + second for first, second in merges]
     tokens = _TokenTable([*_alphabet(), *dict.fromkeys(unions)])
     union, first, second = (
-        np.fromiter((tokens.ranks.get(part, len(tokens.ranks)) for part in parts), np.int64)
+        np.fromiter(map(tokens.ranks.get, parts, repeat(len(tokens.ranks))), np.int64)
         for parts in (unions, *(zip(*merges, strict=True) if merges else ((), ())))
     )
     pair_keys, pair_numbers = np.unique(

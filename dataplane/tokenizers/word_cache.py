@@ -40,6 +40,9 @@ Encode = Callable[[Sequence[str]], list[list[int]]]
 class WordCache:
     """Encodes texts by their words."""
 
+    batch_characters = 1 << 19
+    """Characters per call, which takes some 50 bytes for each."""
+
     def __init__(
         self,
         encode_words: Encode,

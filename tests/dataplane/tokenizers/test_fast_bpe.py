@@ -245,9 +245,12 @@ UNITS = {
 
 
 @pytest.mark.parametrize("kind", UNITS)
-def test_large_documents(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
+def test_large_documents(
+    style: tuple[BpeTokenizer, Tokenizer], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More text than one call encodes."""
-    text = UNITS[kind] * (fast_bpe.BATCH_CHARACTERS // len(UNITS[kind]) + 1)
+    monkeypatch.setattr(fast_bpe.FastBpe, "batch_characters", 1 << 17)
+    text = UNITS[kind] * (fast_bpe.FastBpe.batch_characters // len(UNITS[kind]) + 1)
     same(*style, ["before", text + "x", "after"])
 
 
