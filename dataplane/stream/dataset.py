@@ -68,9 +68,11 @@ class StreamDataset(IterableDataset[Item]):
         self.names, self.cache = names, cache
         self.start = self.next = Place(plan.first_step)
         """Where every pass begins, and the next micro-batch of this process."""
-        self._worker_place: Place | None = None
-        """Where the next pass of this torch worker begins, among the micro-batches that are its
-        own; the passes after it begin at `start`."""
+        self._is_worker_place = False
+        """True if `next` counts the micro-batches of this torch worker alone: from its first one in
+        a pass on."""
+        self._resumes = False
+        """True if the next pass, and none after it, begins at `next`."""
 
     def __len__(self) -> int:
         """Count the micro-batches of a pass, over all workers."""
@@ -87,7 +89,7 @@ class StreamDataset(IterableDataset[Item]):
         state: dict[str, Any] = {"plan": self.plan.hash, "step": place.step, "index": place.index}
         if (decision := self._find_decision(place)) is not None:
             state["decision"] = decision
-        worker = get_worker_info()
+        worker = get_worker_info() if step is None and self._is_worker_place else None
         if place.index or worker is not None:
             state |= {"world": self.world, "micro_batch": self.micro_batch}
         return state if worker is None else state | {"worker": [worker.id, worker.num_workers]}
@@ -130,14 +132,14 @@ class StreamDataset(IterableDataset[Item]):
                 hint="save a state where a step ends to go on with other ranks or micro-batches",
             )
         self.next = place
-        if is_worker_place:
-            self._worker_place = place
-        else:
-            self.start, self._worker_place = place, None
+        self._is_worker_place = self._resumes = is_worker_place
+        if not is_worker_place:
+            self.start = place
 
     def __iter__(self) -> Iterator[Item]:
-        resumed, self._worker_place = self._worker_place, None
-        self.next = self.start if resumed is None else resumed
+        resumes, self._resumes = self._resumes, False
+        if not resumes:
+            self.next, self._is_worker_place = self.start, False
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         worker_rows = WorkerRows(
@@ -149,13 +151,14 @@ class StreamDataset(IterableDataset[Item]):
             group_bytes=0,
             micro_batch=self.micro_batch,
             first_index=self.next.index,
-            skipped=number if resumed is None else 0,
+            skipped=0 if resumes else number,
             workers=workers,
         )
         batcher = Batcher(self.micro_batch)
         places = pairwise(chain(worker_rows.places(), [Place(self.plan.end_step)]))
         with closing(RankReader(worker_rows, self.cache)) as reader:
             for group, (place, self.next) in zip(reader.groups(), places, strict=True):
+                self._is_worker_place = worker is not None
                 labels = group.labels
                 batch = batcher.make_batch(
                     group, slice(0, len(labels.rows)), labels.documents, labels.boundaries
