@@ -217,8 +217,7 @@ def test_models_import_with_torch_alone() -> None:
 
 
 def test_forbidden_imports_of_models_are_detected() -> None:
-    for module in ("headrace.models.cli", "headrace.dataplane.shards.arrow", "deepspeed"):
-        assert run_python(f"MODULES = {[module]}\n{TORCH_ALONE}").returncode != 0
+    assert run_python(f"MODULES = ['headrace.models.cli']\n{TORCH_ALONE}").returncode != 0
 
 
 HELP = """

@@ -226,7 +226,7 @@ def test_the_tiny_hybrid_learns_to_copy() -> None:
 @pytest.mark.parametrize(
     ("packed", "recompute"),
     [
-        (False, "none"),
+        pytest.param(False, "none", marks=pytest.mark.long),
         pytest.param(True, "none", marks=pytest.mark.long),  # the next one compiles its code too
         (True, "operator"),
     ],
