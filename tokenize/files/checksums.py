@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from ...console.errors import InputError
-from ...dataplane.arrays import count_byte
 
 MIN_BLOCK_BYTES = 256 << 10
 """Bytes of a block; very large files have larger blocks."""
@@ -79,6 +78,8 @@ def choose_block_bytes(size: int) -> int:
 
 def hash_content(blocks: Iterable[bytes], block_bytes: int) -> ContentHash:
     """Hash a file's content, given in blocks of `block_bytes`."""
+    from ...dataplane.arrays import count_byte  # imports numpy, which help pages do without
+
     digest, crcs, size = hashlib.sha256(), bytearray(), 0
     line_feeds, previous_feed = bytearray(), 0
     for block in blocks:
