@@ -111,7 +111,7 @@ def read_tokens(folder: Path) -> pa.Table:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("degrees", [{"cp": 2}, {"tp": 2}, {"shard": 2}])
+@pytest.mark.parametrize("degrees", [{"tp": 2}, {"shard": 2}])
 def test_two_ranks_write_the_tokens_of_one(
     degrees: dict[str, int], tmp_path: Path, model: Model, ranks: Callable[[int], Ranks]
 ) -> None:

@@ -15,10 +15,11 @@ from support.tasks import inferring
 from headrace.console.errors import LayoutError
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config, default_precision
-from headrace.trainer.inference.memory import check_memory, count_weights
+from headrace.trainer.inference.memory import check_memory, count_memory, count_weights
 from headrace.trainer.inference.placement import Placement, choose_layout
 
 DRAW = random.Random(4)
+LIMIT = "headrace.trainer.inference.memory.memory_limit"
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,9 @@ DRAW = random.Random(4)
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                ("tiny", {"cp": 2}, 2),
                 ("experts", {"cp": 2}, 2),
                 ("tiny", {"tp": 2, "cp": 2}, 4),
                 ("experts", {"tp": 2, "shard": 2}, 4),
-                ("shared", {"cp": 2, "shard": 4}, 4),
                 ("tiny", {"cp": 2, "shard": 2}, 4),  # two copies of the weights
             )
         ),
@@ -92,14 +91,28 @@ def test_products_in_fp8_are_those_of_one_rank(
 
 @pytest.mark.slow
 def test_a_model_of_40b_fits_eight_gpus_of_80_gb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMIT, lambda device: 80 * 10**9)
     config = load_model_config("evo2-40b-1m", [])
-    layout, limit = choose_layout(config, 1, 1), "headrace.trainer.inference.memory.memory_limit"
-    monkeypatch.setattr(limit, lambda device: 80 * 10**9)
-    alone = Placement(layout, 1, PRECISIONS["bf16"], "cuda")
-    with pytest.raises(LayoutError) as caught:
-        check_memory(config, 2, 1 << 20, alone)
-    assert "--cp 8 --shard 8 fits, a row at a time" in str(caught.value.hint)
+    alone = Placement(choose_layout(config, 1, 1), 1, PRECISIONS["bf16"], "cuda")
+    assert count_weights(config, alone)["weights"] > 80e9
     eight = replace(alone, layout=choose_layout(config, 1, 8), shard=8)
-    assert "50.2 GB on a rank, for 1 row of 1,048,576 tokens on 8 ranks" in check_memory(
-        config, 1, 1 << 20, eight
-    )
+    line = check_memory(config, 1, 1 << 20, eight)
+    assert "50.2 GB on a rank, for 1 row of 1,048,576 tokens on 8 ranks" in line
+
+
+def test_an_error_names_ranks_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_model_config("tiny-transformer", ["vocab_size=257"])
+    alone = Placement.choose(config, default_precision("cpu"), "cpu")
+    sharded = replace(alone, shard=2)
+    sizes = [sum(count_memory(config, 1, 64, where).values()) for where in (alone, sharded)]
+    assert sizes[1] < sizes[0]
+    for limit, options in zip(sizes, ("--cp 1", "--shard 2"), strict=True):
+        monkeypatch.setattr(LIMIT, lambda device, limit=limit: limit)
+        with pytest.raises(LayoutError) as caught:
+            check_memory(config, 4, 64, alone)
+        assert f"{options} fits, a row at a time (--batch-tokens 64)" in str(caught.value.hint)
+    monkeypatch.setattr(LIMIT, lambda device: 0)
+    monkeypatch.setattr("headrace.trainer.inference.memory.MAX_RANKS", 1)
+    with pytest.raises(LayoutError) as caught:
+        check_memory(config, 4, 64, alone)
+    assert caught.value.hint == "take shorter rows"
