@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 
 from ...console.errors import InputError
@@ -18,7 +18,7 @@ def read_ids(url: str) -> list[str]:
         if url.endswith((".parquet", ".pq")):
             ids = _parquet_ids(data)
         elif url.endswith((".jsonl", ".ndjson")):
-            ids = [str(json.loads(line)["id"]) for line in _lines(data)]
+            ids = _texts(json.loads(line)["id"] for line in _lines(data))
         else:
             ids = list(_lines(data))
     except (ValueError, KeyError, TypeError, OSError) as error:
@@ -34,9 +34,14 @@ def read_ids(url: str) -> list[str]:
 def _parquet_ids(data: bytes) -> list[str]:
     import pyarrow.parquet as pq
 
-    column = pq.read_table(BytesIO(data), columns=["id"]).column("id")
-    return [str(id) for id in column.to_pylist() if id is not None]
+    return _texts(pq.read_table(BytesIO(data), columns=["id"]).column("id").to_pylist())
+
+
+def _texts(ids: Iterable[object]) -> list[str]:
+    """Return ids as text, without nulls: documents without an id."""
+    return [str(id) for id in ids if id is not None]
 
 
 def _lines(data: bytes) -> Iterator[str]:
-    return (line.strip() for line in data.decode("utf-8-sig").splitlines() if line.strip())
+    # A text in JSON may hold U+2028 and other marks at which splitlines would cut.
+    return (line.strip() for line in data.decode("utf-8-sig").split("\n") if line.strip())

@@ -324,7 +324,7 @@ def test_lists_of_ids(tmp_path: Path) -> None:
 
     text, lines, parquet = (tmp_path / name for name in ("a.txt", "b.jsonl", "c.parquet"))
     text.write_text("\ufeffid-1\n\nid-2\r\n")
-    lines.write_text('{"id": "id-3"}\n{"id": 4}\n')
+    lines.write_text('{"id": "id-3", "text": "a\u2028b"}\n{"id": null}\n{"id": 4}\n')
     pq.write_table(pa.table({"id": ["id-5"], "url": ["x"]}), parquet)
     words = (str(text), str(lines), str(parquet), "id-6,7", "number:8")
     request = parse_request(words, ())
