@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.console.errors import UserError
 from headrace.models.conversion.files import read_json
 from headrace.models.conversion.folders import convert, read_model, write_model
+from headrace.models.conversion.function import differences
 from headrace.models.documents import Documents
 from headrace.models.model.generate import Sampling, generate
 from headrace.models.model.model import Model
@@ -104,8 +105,7 @@ def find_faults(kind: str, settings: dict[str, Any], folder: Path) -> list[str] 
             faults.append(f"gradient of {name}")
     stored = back.state_dict()
     faults += [n for n, tensor in theirs.state_dict().items() if not torch.equal(stored[n], tensor)]
-    if read_model(folder / "ours")[0] != config:
-        faults.append("the configuration that is read back")
+    faults += differences(read_model(folder / "ours")[0], config)
 
     with torch.no_grad():
         if difference(back(ids, use_cache=False).logits, expected) > 1e-5:

@@ -167,10 +167,11 @@ def draw_mamba(random: Random, width: int) -> Values:
 def bamba(random: Random) -> Values:
     values = draw_base(random)
     values |= draw_mamba(random, values["hidden_size"])
-    numbers = range(values["num_hidden_layers"])
-    values["attn_layer_indices"] = sorted(random.sample(numbers, random.randint(0, len(numbers))))
+    count = values["num_hidden_layers"] = random.choice([2, 3, 4, 5])
+    values["attn_layer_indices"] = sorted(random.sample(range(count), random.randint(1, count - 1)))
     values["rope_parameters"] = draw_rope(random, partial_rotary_factor=0.5)
-    return values | draw_some(random, attention_bias=[False, True], mlp_bias=[False, True])
+    switches = [False, False, False, True]
+    return values | draw_some(random, attention_bias=switches, mlp_bias=switches)
 
 
 def gpt2(random: Random) -> Values:
