@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from headrace.models.layers.rope import rotation
 from headrace.models.model.model import Model
 from headrace.models.operators import BatchContext
 from headrace.models.operators.mla import MLA
+from headrace.models.parallel.axes import Axes, Axis
 
 WIDTH, LENGTH = 16, 11
 SIZES = {
@@ -110,6 +112,17 @@ def test_the_cache_holds_latents_alone(tiny_of: Callable[..., Model]) -> None:
     assert {name: tuple(t.shape) for name, t in states[0][0].tensors.items()} == {
         "latents": (2, 13, 8 + 4)
     }
+
+
+def test_forms_that_send_latents() -> None:
+    """In FP8 a ring sends keys and values; an exchange sends latents with tensor ranks too."""
+    mla = build_ours()
+    two = Axis(None, 0, 2)
+    exchange, ring = Axes(tensor=two, context=two), Axes(context=two, attention="ring")
+    assert mla.sends_latents(ring) and not mla.sends_latents(Axes(attention="ring"))
+    mla.kv_b.fp8, mla.kv_b.axis = True, "tensor"
+    mla.options = replace(mla.options, heads=8)
+    assert mla.sends_latents(exchange) and not mla.sends_latents(ring)
 
 
 @pytest.mark.parametrize(
