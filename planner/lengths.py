@@ -34,7 +34,7 @@ class MeanStep:
 
     def describe(self) -> str:
         steps = ", ".join(
-            f"{share:.0%} of the steps have rows of {length:,} tokens "
+            f"{100 * share:.3g}% of the steps have rows of {length:,} tokens "
             f"({format_seconds(self.seconds[length])})"
             for length, share in self.shares.items()
         )
