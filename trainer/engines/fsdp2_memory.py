@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...models.accounting.level import GRADIENTS, EngineMemory, Level, Unit
@@ -81,17 +80,14 @@ class _GatherGroup:
     summed: bool = False
     """True if torch also keeps the shard that was summed over replicas."""
 
+    def save(self) -> Hashable:
+        """Return what the events of a step change."""
+        gradients = self.gradients, self.gradient_sums, self.reduced, self.summed
+        return self.prefetched, self.unsharded, gradients
 
-_CHANGED_FIELDS = (
-    "prefetched",
-    "unsharded",
-    "gradients",
-    "gradient_sums",
-    "reduced",
-    "summed",
-)
-_CHANGED = attrgetter(*_CHANGED_FIELDS)
-"""Reads what the events of a step change in a group."""
+    def restore(self, saved: Any) -> None:
+        self.prefetched, self.unsharded, gradients = saved
+        self.gradients, self.gradient_sums, self.reduced, self.summed = gradients
 
 
 def count_unsharded(shapes: Shapes, ranks: int, *, engine: Fsdp2Settings, num_gathered: int) -> int:
@@ -294,13 +290,13 @@ class Fsdp2Memory(EngineMemory):
                     level.add(BUFFERS, -group.shard_numel * REDUCED_BYTES)
 
     def save(self) -> Hashable:
-        groups = tuple(map(_CHANGED, self.groups.values()))
+        groups = tuple(group.save() for group in self.groups.values())
         return groups, self.gathered, self.reducing, frozenset(self.sums), self.last
 
     def restore(self, saved: Any) -> None:
         groups, self.gathered, self.reducing, sums, self.last = saved
         for group, values in zip(self.groups.values(), groups, strict=True):
-            vars(group).update(zip(_CHANGED_FIELDS, values, strict=True))
+            group.restore(values)
         self.sums = set(sums)
 
     def update(self, level: Level) -> None:
