@@ -75,10 +75,12 @@ def test_invalid_configurations_are_errors() -> None:
 def ray() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     handler = signal.getsignal(signal.SIGTERM)  # Ray installs one, and leaves it
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield ray
-    ray.shutdown()
-    signal.signal(signal.SIGTERM, handler)
+    try:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield ray
+    finally:
+        ray.shutdown()
+        signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.mark.slow
@@ -114,7 +116,7 @@ def test_ray_finds_the_same_near_duplicates(corpus: Path, tmp_path: Path, ray: A
     for name, engine in (("ray", ExecutorConfig(kind="ray")), ("local", ONE)):
         out = tmp_path / name / "drop.parquet"
         find_neardups(
-            NeardupConfig(inputs=(str(corpus),), out=str(out), slice_size=5_000, engine=engine)
+            NeardupConfig(inputs=(str(corpus),), out=str(out), slice_size=20_000, engine=engine)
         )
     assert snapshot(tmp_path / "ray") == snapshot(tmp_path / "local")
 
