@@ -1,9 +1,9 @@
 """Solve a problem until the solution fits by its timelines.
 
 A problem's bytes add up over layers. Some memory does not: whole weights and buffers of
-neighbouring layers, gradients that replace activations. So timelines count every solution. The
-excess over the sum is set aside by stage, and the problem is solved again: with a larger reserve if
-the solution does not fit, with a smaller one if the reserve was not needed.
+neighbouring layers, gradients that replace activations. So timelines count every solution. Where
+they exceed the budget, their excess over the sum is set aside by stage, and the problem is solved
+again; once a solution fits, its own excess is set aside once more, which may be less.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from ...trainer.layout.cuts import Cuts
-from .knapsack import FrontierCache
 from .problem import Problem, Solution
+from .program import Start
 from .solve import solve
 
 TRIES = 5
@@ -40,12 +39,14 @@ Reserved = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Fit(Generic[C]):
-    """A solution that fits, with its memory by stage."""
+    """A solution with its memory by stage."""
 
     solution: Solution
     timelines: Sequence[C]
     excess: Reserved
     """Bytes beyond the sum, by stage."""
+    fits: bool
+    """False: the solution with the smallest sum exceeds the budget, too."""
 
 
 def fit(
@@ -53,61 +54,47 @@ def fit(
     measure: Callable[[Solution], Sequence[C] | None],
     ceiling: float = math.inf,
     guess: Reserved = (),
+    start: Start | None = None,
 ) -> Fit[C] | None:
-    """Return the best solution below the price `ceiling` that fits by its timelines, or None.
+    """Return the best solution below the price `ceiling` that fits by its timelines; one that does
+    not, if none fits; None if none is below the ceiling.
 
     `measure` returns None if the problem has changed. A `guess` of the reserve, such as a similar
-    problem's, saves tries.
+    problem's, saves tries, and so does a `start` for the cuts.
     """
     problem = build_problem()
-    near = NEAR * problem.budget
-    best: Fit[C] | None = None
     no_reserve: Reserved = (0.0,) * problem.stages
-    reserved = guess or no_reserve
-    insufficient: Reserved | None = None
-    """Largest reserve with a solution that does not fit."""
-    sufficient: Reserved | None = None
-    """Smallest reserve with a solution that fits, or with none."""
+    reserved, next_reserved = no_reserve, guess or no_reserve
+    best: Fit[C] | None = None
     num_tries = num_changes = 0
-    cache: FrontierCache = {}
-    start: Cuts | None = None
-    improved = bool(guess)
-    """True if the reserve was reduced after a solution that fits."""
     while num_tries < TRIES and num_changes < CHANGES:
-        limit = ceiling if best is None else best.solution.price
-        solution = solve(replace(problem, reserved=reserved), limit, cache, start)
-        next_reserved = reserved
+        reserved = next_reserved
+        limit = best.solution.price if best and best.fits else ceiling
+        solution = solve(replace(problem, reserved=reserved), limit, start)
         if solution is None:
-            if insufficient is None and max(reserved) <= 0.0:
-                return best
-            insufficient, sufficient = insufficient or no_reserve, reserved
-        else:
-            start = solution.cuts
-            timelines = measure(solution)
-            if timelines is None:
-                problem, num_changes = build_problem(), num_changes + 1
-                continue
-            sizes = [timeline.highest for timeline in timelines]
-            excess = [size - plan.memory for size, plan in zip(sizes, solution.stages, strict=True)]
-            if max(sizes) <= problem.budget:
-                best = Fit(solution, timelines, tuple(excess))
-                sufficient, next_reserved = reserved, best.excess
-                if improved or all(a - b <= near for a, b in zip(reserved, excess, strict=True)):
-                    return best
-                improved = True
-            else:
-                insufficient = reserved
-                next_reserved = tuple(
-                    max(a, b) if size > problem.budget else a
-                    for a, b, size in zip(reserved, excess, sizes, strict=True)
-                )
+            break
+        timelines = measure(solution)
+        if timelines is None:
+            problem, num_changes = build_problem(), num_changes + 1
+            continue
         num_tries += 1
-        if insufficient is None or sufficient is None:
-            if reserved == next_reserved:
-                return best
-            reserved = next_reserved
-        elif all(m - n <= near for m, n in zip(sufficient, insufficient, strict=True)):
-            return best
+        sums = [plan.memory for plan in solution.stages]
+        sizes = [timeline.highest for timeline in timelines]
+        excess = tuple(size - total for size, total in zip(sizes, sums, strict=True))
+        fits = max(sizes) <= problem.budget
+        was_fitting = best is not None and best.fits
+        if fits or not was_fitting:
+            best = Fit(solution, timelines, excess, fits)
+        if was_fitting:
+            break
+        if fits or any(m + n > problem.budget for m, n in zip(sums, reserved, strict=True)):
+            next_reserved = excess
         else:
-            reserved = tuple((m + n) / 2 for m, n in zip(sufficient, insufficient, strict=True))
+            next_reserved = tuple(
+                max(a, b) if size > problem.budget else a
+                for a, b, size in zip(reserved, excess, sizes, strict=True)
+            )
+        near = NEAR * problem.budget if fits else 0.0
+        if all(abs(a - b) <= near for a, b in zip(reserved, next_reserved, strict=True)):
+            break
     return best

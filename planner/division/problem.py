@@ -12,7 +12,7 @@ remaining stages do: a longer pass never shortens a schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -74,7 +74,7 @@ class LayerKind:
         return sorted(choice.workspace for choice in self.choices)
 
     @cached_property
-    def hulls(self) -> dict[tuple[int, int], Hull | None]:
+    def hulls(self) -> dict[tuple[float, int], Hull | None]:
         """Hulls by micro-batches in flight and the number of choices within a workspace limit."""
         return {}
 
@@ -133,10 +133,9 @@ class Problem:
         """Number of layers by kind."""
         return [self.layers.count(kind) for kind in range(len(self.kinds))]
 
-    @cached_property
-    def called_modules(self) -> list[FixedCosts]:
-        """Shared modules that a layer calls."""
-        numbers = {self.kinds[kind].module for kind in set(self.layers)}
+    def called_modules(self, kinds: Iterable[int]) -> list[FixedCosts]:
+        """Return the shared modules that layers of these kinds call."""
+        numbers = {self.kinds[kind].module for kind in kinds}
         return [module for number, module in enumerate(self.modules) if number in numbers]
 
     def stage_budget(self, stage: int) -> float:
@@ -159,16 +158,13 @@ class Problem:
 
     def in_flight(self, stage: int) -> tuple[int, ...]:
         """Return the micro-batches in flight at a stage's fullest moment, by chunk."""
-        return self._moments[stage].in_flight
+        moments = fullest_moments(self.schedule, self.stages, self.chunks, self.micro_batches)
+        return moments[stage].in_flight
 
     @property
     def min_in_flight(self) -> int:
         """Minimum over stages and chunks."""
-        return min(min(moment.in_flight) for moment in self._moments)
-
-    @property
-    def _moments(self) -> tuple[FullestMoment, ...]:
-        return fullest_moments(self.schedule, self.stages, self.chunks, self.micro_batches)
+        return min(min(self.in_flight(stage)) for stage in range(self.stages))
 
 
 @lru_cache(maxsize=32)
@@ -188,15 +184,58 @@ def fullest_moments(
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Choices on a stage, and their costs."""
+    """A stage's costs, and the choices of its layers."""
 
     forward: tuple[float, ...]
     """Seconds by chunk of the stage."""
     backward: tuple[float, ...]
     update: float
     memory: float
-    counts: tuple[tuple[tuple[int, ...], ...], ...]
+    counts: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Number of layers by chunk, kind and choice."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a micro-batch's passes."""
+        return sum(self.forward) + sum(self.backward)
+
+
+LayerChoices = Sequence[tuple[int, Choice, int]]
+"""Kinds of layers, their choice, and the number of layers that make it."""
+
+
+def cost_stage(problem: Problem, stage: int, chunks: Sequence[LayerChoices]) -> StagePlan:
+    """Return the costs of a stage whose chunks have these layers."""
+    in_flight = problem.in_flight(stage)
+    chunk_ends = [list(problem.end_costs(chunk)) for chunk in problem.stage_chunks(stage)]
+    layers = [group for groups in chunks for group in groups]
+    ends = [end for ends in chunk_ends for end in ends]
+    modules = problem.called_modules(kind for kind, *_ in layers)
+    costs: list[list[tuple[Choice | FixedCosts, int]]] = [
+        [*((choice, count) for _, choice, count in groups), *((end, 1) for end in ends)]
+        for groups, ends in zip(chunks, chunk_ends, strict=True)
+    ]
+    state = sum(count * cost.state for pairs in costs for cost, count in pairs)
+    activations = sum(
+        n * count * cost.activations
+        for n, pairs in zip(in_flight, costs, strict=True)
+        for cost, count in pairs
+    )
+    return StagePlan(
+        forward=tuple(
+            sum(count * problem.kinds[kind].forward for kind, _, count in groups)
+            + sum(end.forward for end in ends)
+            for groups, ends in zip(chunks, chunk_ends, strict=True)
+        ),
+        backward=tuple(sum(count * cost.backward for cost, count in pairs) for pairs in costs),
+        update=sum(count * problem.kinds[kind].update for kind, _, count in layers)
+        + sum(end.update for end in ends)
+        + sum(module.update for module in modules),
+        memory=state
+        + sum(module.state for module in modules)
+        + activations
+        + max(cost.workspace for pairs in costs for cost, _ in pairs),
+    )
 
 
 @dataclass(frozen=True)
@@ -207,7 +246,7 @@ class Solution:
     cuts: Cuts
     stages: tuple[StagePlan, ...]
     bound: float
-    """Lower bound on every solution's price; equal to the price if the search was complete."""
+    """Lower bound on every solution's price."""
 
 
 def price(problem: Problem, stages: Sequence[StagePlan]) -> float:

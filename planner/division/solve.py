@@ -1,200 +1,184 @@
-"""Divisions of the layers into stages, with exact choices for every stage.
+"""Divide the layers into chunks, with choices for every layer.
 
-One chunk per stage: best-first search completes divisions stage by stage in the order of their
-bounds. The knapsack gives exact choices, and the simulated step is the price. The search ends when
-no bound is below the best price. It also ends after `MAX_PRICED` divisions or `EVENTS` simulated
-passes; the solution then has the lowest open bound.
+1. A dynamic program over layers and chunks finds cuts whose slowest stage is fastest, by the times
+   of linear programming (choices.py). It sees a stage as if all its chunks were alike: that is
+   exact for one chunk per stage.
+2. The stages choose whole layers, and the step is simulated. With one chunk per stage, the program
+   runs again with the times of these whole layers, until it returns to cuts that are priced.
+3. While the step is more than TOLERANCE above the bound, layers move: the slowest stage gives one
+   to another, and all chunks between them shift by one.
 
-Interleaved: all divisions if they are few, else local search by moves of one layer, like the
-trainer's default cuts (trainer/layout/cuts.py), with rounded choices; then exact ones.
+Bytes beyond the budget cost more seconds than any step. So where nothing fits, the same search
+finds the division with the smallest excess.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterator
-from itertools import combinations, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
-import numpy as np
-
-from ...trainer.layout.cuts import Cuts, neighbour_cuts
-from .bounds import Bounds, find_min_memory_cuts, quick_bound
-from .interleaved import DivisionBound, find_min_memory_division, initial_cuts
-from .knapsack import FrontierCache, Knapsack, Tie
-from .linear import ROUNDING
+from ...trainer.layout.cuts import Cuts
+from .bounds import quick_bound
+from .choices import EXCESSIVE, price_overflow
 from .problem import Problem, Solution, StagePlan, price
+from .program import Program, Start
+from .stages import Stages
 
+TOLERANCE = 3e-3
+"""Part of the price by which a solution may be above the bound."""
 EVENTS = 200_000
 """Maximum number of simulated passes per problem: about half a second."""
 MIN_PRICED, MAX_PRICED = 4, 200
 """Minimum and maximum number of divisions priced, whatever the passes per step."""
-MOVES = 4
-"""Neighbours of an interleaved division that are priced, lowest bound first."""
-HOPELESS = 1.03
-"""Multiple of the ceiling above which no moves are tried: they save less."""
-NEAR = 1.01
-"""Multiple of the best price above which choices stay rounded: exact ones save less."""
-CHOSEN = 3
-"""Interleaved divisions whose choices are exact: those with the lowest prices with rounded ones."""
-FEW = 500
-"""Maximum number of interleaved divisions that are all tried."""
+FEW = 600
+"""Maximum number of divisions into several chunks per stage that are all tried."""
+MOVES = 8
+"""Moves that are priced before the best of them is made, lowest estimate first."""
+GIVERS = 2
+"""Slowest chunks of the slowest stage that may give a layer."""
+RECEIVERS = 4
+"""Fastest stages whose fastest chunk may receive it, beside the neighbours."""
+
+
+class Division(NamedTuple):
+    """Cuts with their stages' plans."""
+
+    score: float
+    """The price, with the seconds of all excess."""
+    cuts: Cuts
+    stages: tuple[StagePlan, ...]
 
 
 def solve(
-    problem: Problem,
-    ceiling: float = math.inf,
-    cache: FrontierCache | None = None,
-    start: Cuts | None = None,
+    problem: Problem, ceiling: float = math.inf, start: Start | None = None
 ) -> Solution | None:
-    """Return the best division and choices below the price `ceiling`, or None.
-
-    `cache` has frontiers of similar problems, and `start` is a good division of one.
-    """
-    pricing = Pricing(problem, cache)
-    if problem.all_chunks == 1:
-        pricing.price_cuts(())
-        bound = pricing.best
-    elif problem.chunks > 1:
-        _local_search(problem, pricing, ceiling, start)
-        bound = quick_bound(problem)
-    else:
-        bound = _best_first(problem, pricing, ceiling)
-    if pricing.cuts is None or pricing.best >= ceiling:
+    """Return a division and choices below the price `ceiling` and within TOLERANCE of the best;
+    None if there are none. If nothing fits, its stages exceed their budgets."""
+    divisions = Divisions(problem)
+    starts = [start] if start else divisions.find_starts()
+    if starts[0].estimate >= ceiling:
         return None
-    return Solution(pricing.best, pricing.cuts, pricing.stages, min(bound, pricing.best))
+    bound = quick_bound(problem) if problem.chunks > 1 else starts[0].estimate
+    best = divisions.price_starts(starts, ceiling)
+    best = divisions.descend(best, bound, ceiling)
+    if best.score >= ceiling:
+        return None
+    seconds = price(problem, best.stages)
+    return Solution(seconds, best.cuts, best.stages, min(bound, seconds))
 
 
-class Pricing:
-    """Prices divisions, and keeps the best."""
+class Divisions:
+    """A problem's divisions, with the plans of their stages."""
 
-    def __init__(self, problem: Problem, cache: FrontierCache | None) -> None:
+    def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.knapsack = Knapsack(problem, cache)
-        self.best = math.inf
-        self.cuts: Cuts | None = None
-        self.stages: tuple[StagePlan, ...] = ()
+        self.stages = Stages(problem)
+        self.program = Program(self.stages)
+        self._priced: dict[Cuts, Division] = {}
         passes = 2 * problem.micro_batches * problem.all_chunks
-        self.num_left = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
-        """Divisions that may still be priced."""
-        self._prices: dict[Tie | None, dict[Cuts, float]] = {None: {}, Tie.FIRST: {}, Tie.LAST: {}}
+        self._max_priced = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
 
-    def price_cuts(self, cuts: Cuts, tie: Tie | None = Tie.FIRST) -> float:
-        """Price a division with exact choices, or (without `tie`) with rounded ones; infinite if it
-        does not fit into the memory."""
-        prices = self._prices[tie]
-        if cuts not in prices:
-            self.num_left -= 1
-            stage_plans = self.stage_plans(cuts, tie)
-            plan_price = math.inf if stage_plans is None else price(self.problem, stage_plans)
-            prices[cuts] = plan_price
-            if stage_plans is not None and plan_price < self.best:
-                self.best, self.cuts, self.stages = plan_price, cuts, stage_plans
-        return prices[cuts]
+    def find_starts(self) -> list[Start]:
+        """Return the cuts of the dynamic program. With several chunks, also cuts into equal times,
+        or all cuts if they are few; lowest estimate first."""
+        problem = self.problem
+        layers, chunks = len(problem.layers), problem.all_chunks
+        start = self.program.run()
+        if problem.chunks == 1:
+            excessive = start.estimate >= EXCESSIVE
+            return [Start(self.estimate(start.cuts), start.cuts) if excessive else start]
+        starts = {start.cuts, self.program.balance_cuts()}
+        if math.comb(layers - 1, chunks - 1) <= FEW:
+            starts = {*combinations(range(1, layers), chunks - 1)}
+        return sorted(Start(self.estimate(cuts), cuts) for cuts in starts)
 
-    def neighbours(self, cuts: Cuts) -> Iterator[Cuts]:
-        """Yield the divisions with a layer less on the slowest stage; all neighbours, if a stage
-        does not fit."""
-        num_layers, plans = len(self.problem.layers), self.stage_plans(cuts, None)
-        if plans is None:
-            yield from neighbour_cuts(cuts, num_layers)
-            return
-        seconds = [sum(plan.forward) + sum(plan.backward) for plan in plans]
-        for chunk in self.problem.stage_chunks(seconds.index(max(seconds))):
-            for cut, move in ((chunk - 1, 1), (chunk, -1)):
-                if 0 <= cut < len(cuts):
-                    moved = (*cuts[:cut], cuts[cut] + move, *cuts[cut + 1 :])
-                    if all(first < end for first, end in pairwise((0, *moved, num_layers))):
-                        yield moved
+    def estimate(self, cuts: Cuts) -> float:
+        """Estimate the step from the stages' seconds, without their waits, and with the seconds of
+        the largest excess."""
+        problem, stages = self.problem, self.stages.plans(cuts)
+        step = before = 0.0
+        for plan in stages:
+            step = max(step, before + problem.micro_batches * plan.seconds)
+            before += plan.forward[0] + plan.backward[0] + 2 * problem.message
+        return step + max(self._price_excess(stages))
 
-    def cheapest(self, tie: Tie | None) -> list[Cuts]:
-        """Return the divisions with the lowest prices of this kind."""
-        return sorted(self._prices[tie], key=self._prices[tie].__getitem__)[:CHOSEN]
+    def _price_excess(self, stages: Sequence[StagePlan]) -> list[float]:
+        """Return the seconds that each stage's bytes beyond its budget cost."""
+        problem = self.problem
+        excess = (plan.memory - problem.stage_budget(n) for n, plan in enumerate(stages))
+        return [price_overflow(problem, size) for size in excess]
 
-    def stage_plans(self, cuts: Cuts, tie: Tie | None) -> tuple[StagePlan, ...] | None:
-        ranges = self.problem.ranges(cuts)
-        plans = []
-        for stage in range(self.problem.stages):
-            chunks = [ranges[chunk] for chunk in self.problem.stage_chunks(stage)]
-            plan = self.knapsack.stage(stage, chunks, tie)
-            if plan is None:
-                return None
-            plans.append(plan)
-        return tuple(plans)
+    def price(self, cuts: Cuts) -> Division:
+        """Simulate a division; with several chunks, also with fast passes in the last."""
+        if cuts not in self._priced:
+            plans = [self.stages.plans(cuts)]
+            if self.problem.chunks > 1 and (last := self.stages.plans(cuts, last=True)) != plans[0]:
+                plans.append(last)
+            divisions = [
+                Division(
+                    price(self.problem, stages) + sum(self._price_excess(stages)), cuts, stages
+                )
+                for stages in plans
+            ]
+            self._priced[cuts] = min(divisions, key=_score)
+        return self._priced[cuts]
 
-
-def _best_first(problem: Problem, pricing: Pricing, ceiling: float) -> float:
-    """Price divisions in the order of their bounds; return the lowest bound of the remaining."""
-    bounds = Bounds(problem)
-    p, hop = problem.stages, 2 * problem.message
-    # (bound, stages that have layers, cuts, passes of those stages, bound of their steps)
-    heap: list[tuple[float, int, Cuts, float, float]] = [(0.0, 0, (), 0.0, 0.0)]
-    while heap:
-        bound, stage, cuts, passed, step = heapq.heappop(heap)
-        if bound >= min(pricing.best, ceiling):
-            return bound
-        if stage == p:
-            pricing.price_cuts(cuts[:-1])
-            if pricing.num_left <= 0:
-                if pricing.cuts is None:  # bounds fit, and choices of whole layers do not
-                    pricing.price_cuts(find_min_memory_cuts(problem)[1])
-                return bound
-            continue
-        first = cuts[-1] if cuts else 0
-        times = bounds.times[stage, first]
-        steps = np.maximum(step, passed + bounds.alone[stage, first])
-        after = passed + times + (hop if stage < p - 1 else 0.0)
-        update = bounds.first_updates[cuts[0]] if cuts else bounds.first_updates
-        step_bounds = np.maximum(steps, after + bounds.remaining[stage + 1]) + update
-        for end in np.flatnonzero(step_bounds < min(pricing.best, ceiling)):
-            node = (*cuts, int(end)), float(after[end]), float(steps[end])
-            heapq.heappush(heap, (float(step_bounds[end]), stage + 1, *node))
-    return math.inf
-
-
-def _local_search(problem: Problem, pricing: Pricing, ceiling: float, start: Cuts | None) -> None:
-    """Price all divisions if they are few, else descend from `start`, or from the best of
-    `initial_cuts`, by moves of one layer out of the slowest stage.
-
-    If no initial division fits and the ceiling is infinite, descend from one that fits.
-    """
-    layers, chunks = len(problem.layers), problem.all_chunks
-    bound = DivisionBound(problem)
-
-    def limit() -> float:
-        return min(pricing.best, ceiling)
-
-    def follow(now: Cuts) -> None:
-        price = pricing.price_cuts(now, None)
-        while pricing.num_left > 0:
-            near = sorted((bound(cuts, limit()), cuts) for cuts in pricing.neighbours(now))
-            tried = [cuts for lower_bound, cuts in near[:MOVES] if lower_bound < limit()]
-            best = min((pricing.price_cuts(cuts, None), cuts) for cuts in [*tried, now])
-            if best[0] >= price:
+    def price_starts(self, starts: Sequence[Start], ceiling: float) -> Division:
+        """Return the best of the starts. With one chunk per stage, run the program again with the
+        times of whole layers for its last cuts, until it returns to cuts that are priced."""
+        best = self.price(starts[0].cuts)
+        for estimate, cuts in starts[1 : self._max_priced]:
+            if estimate < best.score:
+                best = min(best, self.price(cuts), key=_score)
+        last = best
+        while self.problem.chunks == 1 and len(self._priced) < self._max_priced:
+            self.program.use_whole_layers(last.cuts, last.stages)
+            start = self.program.run()
+            if start.cuts in self._priced or start.estimate >= min(ceiling, best.score):
                 break
-            price, now = best
+            last = self.price(start.cuts)
+            best = min(best, last, key=_score)
+        return best
 
-    few = math.comb(layers - 1, chunks - 1) <= min(FEW, pricing.num_left)
-    if few:
-        for cuts in combinations(range(1, layers), chunks - 1):
-            if bound(cuts, limit()) < limit():
-                pricing.price_cuts(cuts)
-    else:
-        starts = {start} if start else initial_cuts(problem)
-        fitting = [cuts for cuts in sorted(starts, key=bound) if bound(cuts) < limit()]
-        if fitting:
-            first = min(fitting, key=lambda cuts: pricing.price_cuts(cuts, None))
-            if pricing.price_cuts(first, None) < HOPELESS * ceiling:
-                follow(first)
-    if not few and pricing.cuts is None and math.isinf(ceiling):
-        smallest = find_min_memory_division(
-            problem, problem.budget * (1 + ROUNDING), problem.budget
-        )
-        if smallest.cuts is not None:
-            follow(smallest.cuts)
-    for cuts in pricing.cheapest(None):
-        if bound(cuts, limit()) < limit() and pricing.price_cuts(cuts, None) < NEAR * limit():
-            pricing.price_cuts(cuts)
-    for cuts in pricing.cheapest(Tie.FIRST):
-        if bound(cuts, limit()) < limit():
-            pricing.price_cuts(cuts, Tie.LAST)
+    def descend(self, best: Division, bound: float, ceiling: float) -> Division:
+        """Move layers out of the slowest stage while the step gets shorter."""
+        while best.score > bound * (1 + TOLERANCE) and len(self._priced) < self._max_priced:
+            limit = min(best.score, ceiling)
+            moves = sorted((self.estimate(cuts), cuts) for cuts in self._moves(best))
+            divisions = [self.price(cuts) for estimate, cuts in moves[:MOVES] if estimate < limit]
+            if not divisions or (next_best := min(divisions, key=_score)).score >= best.score:
+                break
+            best = next_best
+        return best
+
+    def _moves(self, division: Division) -> Iterator[Cuts]:
+        """Yield the cuts after the slowest stage, or the one with the largest excess, has given a
+        layer to another."""
+        problem, cuts = self.problem, division.cuts
+        excess = self._price_excess(division.stages)
+        seconds = [
+            plan.seconds + penalty for plan, penalty in zip(division.stages, excess, strict=True)
+        ]
+        by_time = sorted(range(problem.stages), key=seconds.__getitem__)
+
+        def sort_chunks(stage: int) -> list[int]:
+            """Return a stage's chunks, the fastest first."""
+            plan = division.stages[stage]
+            times = [f + b for f, b in zip(plan.forward, plan.backward, strict=True)]
+            return sorted(problem.stage_chunks(stage), key=lambda n: times[n // problem.stages])
+
+        ranges = problem.ranges(cuts)
+        givers = [n for n in sort_chunks(by_time[-1]) if ranges[n][1] - ranges[n][0] > 1]
+        fastest = {sort_chunks(stage)[0] for stage in by_time[:RECEIVERS]}
+        for giver in givers[-GIVERS:]:
+            neighbours = {giver - 1, giver + 1} & {*range(problem.all_chunks)}
+            for receiver in (fastest | neighbours) - {giver}:
+                first, end = sorted((giver, receiver))
+                shift = -1 if giver < receiver else 1
+                yield (*cuts[:first], *(cut + shift for cut in cuts[first:end]), *cuts[end:])
+
+
+def _score(division: Division) -> float:
+    return division.score

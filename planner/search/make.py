@@ -33,8 +33,7 @@ from .assemble import (
     peak_timeline,
 )
 from .outcome import Candidate, SearchOutcome
-from .proof.nearest import find_nearest
-from .proof.refused import explain_refusal
+from .refused import explain_refusal
 from .search import search
 
 if TYPE_CHECKING:
@@ -226,38 +225,33 @@ def build_no_plan_error(
             where="".join(f"\n    {reason}" for reason in reasons),
             hint="change the number of devices, or what is asked for",
         )
-    by_state = outcome.states == outcome.grids
-    nearest = find_nearest(costs, request.gpus, request.budget, settings, by_state=by_state)
-    on_stage = f" on stage {nearest.stage}" if nearest.grid.layout.pp > 1 else ""
-    excess = format_bytes(round(nearest.bytes - request.budget))
-    proof = _describe_proof(outcome, refuse_offload(costs))
+    nearest = outcome.nearest
+    assert nearest is not None, "a search without candidates has a nearest plan"
+    timeline = peak_timeline(nearest.timelines)
+    stage = nearest.timelines.index(timeline)
+    on_stage = f" on stage {stage}" if nearest.grid.layout.pp > 1 else ""
+    excess = format_bytes(round(timeline.highest - request.budget))
     return PlanError(
         f"no layout{clause} fits into {format_bytes(round(request.budget))} of each of "
         f"{request.gpus} devices ({where}); {outcome.grids} were searched",
-        where=f"\n    the nearest needs {format_bytes(nearest.bytes)}{on_stage}, {excess} too "
-        f"much: {nearest.grid.name()}\n    {format_sizes(nearest.parts)}\n    {proof}",
+        where=f"\n    the nearest needs {format_bytes(timeline.highest)}{on_stage}, {excess} too "
+        f"much: {nearest.grid.name()}\n    {format_sizes(timeline.parts)}\n    "
+        f"{_count_reasons(outcome, refuse_offload(costs))}",
         hint="use more devices, devices with more memory, or a larger --memory",
     )
 
 
-def _describe_proof(outcome: SearchOutcome, offload_refusal: str | None) -> str:
+def _count_reasons(outcome: SearchOutcome, offload_refusal: str | None) -> str:
     """Return why no layout fits, with a number of layouts per reason."""
-    proof = _count_reasons(outcome)
+    reasons = "the state alone exceeds it in each of them"
+    if counted := outcome.grids - outcome.states:
+        reasons = (
+            f"the state alone exceeds it in {outcome.states} of them, and in {counted} the least "
+            "bytes of all divisions and recompute rules do"
+        )
     if offload_refusal is None:
-        return f"{proof}, and with the optimizer in host memory, too"
-    return f"{proof}. Offload was not tried: {offload_refusal}"
-
-
-def _count_reasons(outcome: SearchOutcome) -> str:
-    if undecided := outcome.undecided:
-        return f"not proven for {len(undecided)} of them, such as {undecided[0].name()}"
-    counted = outcome.grids - outcome.states
-    if not counted:
-        return "proven: in each of them the state alone exceeds it"
-    return (
-        f"proven: the state alone exceeds it in {outcome.states} of them, and in {counted} the "
-        "least memory of all stages and recompute rules does"
-    )
+        return f"{reasons}, and with the optimizer in host memory, too"
+    return f"{reasons}. Offload was not tried: {offload_refusal}"
 
 
 def explain(plans: Plans, settings: Settings) -> list[tuple[PhaseSearch, Candidate | PlanError]]:

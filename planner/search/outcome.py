@@ -46,9 +46,8 @@ class SearchOutcome:
     grids: int = 0
     solved: int = 0
     """Grids with searched divisions."""
-    undecided: list[Grid] = field(default_factory=list)
-    """Layouts with neither a fitting plan nor a proof that none fits. Filled only without
-    candidates."""
+    nearest: Candidate | None = None
+    """The plan that exceeds the budget least; None with candidates."""
     states: int = 0
     """Grids where the state alone exceeds the budget."""
 

@@ -1,13 +1,16 @@
-"""Best-first branch and bound over all layouts, with an exact division of the best ones.
+"""Best-first search over all layouts, with a division of the best ones.
 
     shape     pp, cp, tp, ep, rows       bounded by the passes of all layers, shared evenly
-    grid      + engine, schedule         bounded by bounds.py: by the fastest choices, within the
-                                         memory, and with divisions
+    grid      + engine, schedule         bounded by the fastest choices, within the memory
+                                         (bounds.py), and by the program over divisions (solve.py)
     plan      + cuts, choices of layers  priced by events
 
 A heap holds nodes on all three levels. The search pops the node with the lowest bound, expands it
 and pushes its children, unless the bound exceeds the prices of all questions that the node may
 answer: the best plans, the best plan of each idea, and with each kind of parallelism (ideas.py).
+
+Bytes beyond the budget cost more seconds than any step. So layouts that fit come first; where none
+does, those with the smallest excess follow, and the search ends with the nearest.
 """
 
 from __future__ import annotations
@@ -23,11 +26,12 @@ from itertools import count
 
 from ...models.accounting.step import Timeline
 from ...trainer.layout.schedules import SCHEDULES
-from ..division.bounds import Bounds, bound_single_stage, fastest_bound, quick_bound
+from ..division.bounds import quick_bound
+from ..division.choices import EXCESSIVE, PENALTY
 from ..division.fit import fit
-from ..division.interleaved import interleaved_estimate
-from ..division.pricing import price_division
 from ..division.problem import Problem, Solution
+from ..division.program import Start
+from ..division.solve import Divisions
 from ..grid.grid import Grid, LayoutShape, enumerate_shapes, list_shards
 from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
 from ..prices.layers import Costs
@@ -35,7 +39,6 @@ from ..prices.missing import refuse_offload
 from .exchange import PricedPlan, exchange_choices
 from .ideas import Idea, name_idea, name_shape
 from .outcome import Candidate, SearchOutcome, choices_by_layer
-from .proof.min_memory import FittingPlan, build_floors, prove
 
 BEST = 10
 """Plans that a search returns."""
@@ -52,6 +55,8 @@ FARTHEST = 8.0
 """Plans that take more than this multiple of the best step are no candidates, however few."""
 MARGIN = 1e-9
 """Relative difference below which two times are equal: the simpler layout is then better."""
+MISFITS = 12
+"""Layouts with excessive bytes that are divided before the search ends without a plan."""
 
 
 @contextmanager
@@ -99,8 +104,8 @@ class LayoutSearch:
         self.costs, self.num_gpus, self.budget = costs, num_gpus, budget
         self.settings, self.simulate = settings, simulate
         self.num_best, self.num_ideas = num_best, num_ideas
-        may_offload = refuse_offload(costs) is None
-        self.offloads = may_offload and settings is not None and "offload" in settings
+        self.may_offload = refuse_offload(costs) is None
+        self.offloads = self.may_offload and settings is not None and "offload" in settings
         """True if engines keep the optimizer in host memory."""
         self.outcome = SearchOutcome()
         self._heap: list[tuple[float, int, Sequence[Idea], Callable[[], None]]] = []
@@ -112,38 +117,29 @@ class LayoutSearch:
         """Price of the best candidate with a kind of parallelism."""
         self._last_idea_price = math.inf
         """Price of the last idea among those that are shown; infinite while there are fewer."""
-        self._grids: list[Grid] = []
-        """Layouts whose state is within the budget."""
-        self._state_fits: dict[tuple[object, ...], bool] = {}
+        self._state_bounds: dict[tuple[object, ...], float] = {}
+        self._num_misfits = 0
         self._problems: dict[tuple[int, int, bool], Problem] = {}
 
     def run(self) -> SearchOutcome:
         """Expand nodes until none has a bound below the worst of the best candidates. The optimizer
         is offloaded where it is asked for, or where nothing fits without."""
-        self._expand_all()
-        if not self.outcome.candidates and not self.offloads:
-            self._prove_infeasible()
-            self._grids.clear()
-            if not self.outcome.candidates and refuse_offload(self.costs) is None:
-                self.offloads = True
-                self._expand_all()
-        if not self.outcome.candidates and self.offloads:
-            self._prove_infeasible()
-        improved = {id(c): improve_choices(self.costs, c) for c in self.outcome.all_candidates}
-        self.outcome.candidates = sorted(
-            (improved[id(candidate)] for candidate in self.outcome.candidates), key=_rank
-        )
-        self.outcome.by_idea = {
-            idea: improved[id(candidate)] for idea, candidate in self.outcome.by_idea.items()
-        }
-        return self.outcome
-
-    def _expand_all(self) -> None:
         self._push_shapes()
         while self._heap:
             bound, _, ideas, expand = heapq.heappop(self._heap)
-            if bound < self._ceiling(ideas):
+            if bound >= self._ceiling(ideas):
+                continue
+            if bound >= EXCESSIVE and self.may_offload and not self.offloads:
+                self.offloads = True
+                self._push_shapes()
+                self._push(bound, ideas, expand)
+            else:
                 expand()
+        outcome = self.outcome
+        improved = {id(c): improve_choices(self.costs, c) for c in outcome.all_candidates}
+        outcome.candidates = sorted((improved[id(c)] for c in outcome.candidates), key=_rank)
+        outcome.by_idea = {idea: improved[id(c)] for idea, c in outcome.by_idea.items()}
+        return outcome
 
     def _ceiling(self, ideas: Sequence[Idea]) -> float:
         """Return the price above which plans of these ideas answer no question: that of the best
@@ -198,40 +194,52 @@ class LayoutSearch:
                 continue
             if key not in problems:
                 problems[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
-            bound = fastest_bound(apply_schedule(problems[key], grid))
+            bound = quick_bound(apply_schedule(problems[key], grid))
             self._push(bound, ideas, partial(self._bound_memory, grid, bound))
 
     def _bound_memory(self, grid: Grid, lower_bound: float) -> None:
-        """Push a layout again, if its state fits, with a bound that respects the budget."""
-        if not self._may_fit(grid):
-            return
-        self._grids.append(grid)
+        """Push a layout again with a bound that respects the budget: first by its state alone."""
+        ideas = [name_idea(grid)]
+        excess = self._bound_state(grid) / self.budget - 1
+        if excess > 0:
+            self.outcome.states += 1
+            self._push(
+                max(EXCESSIVE, PENALTY * excess), ideas, partial(self._bound_bytes, grid, 0.0)
+            )
+        else:
+            self._bound_bytes(grid, lower_bound)
+
+    def _bound_bytes(self, grid: Grid, lower_bound: float) -> None:
         problem = self._problem(grid)
         bound = quick_bound(problem)
         if bound <= lower_bound:  # memory binds nothing, so this node is still the first
-            self._bound_divisions(grid, problem)
-        elif math.isfinite(bound):
+            self._divide(grid, problem)
+        else:
             ideas = [name_idea(grid)]
-            self._push(bound, ideas, lambda: self._bound_divisions(grid, self._problem(grid)))
+            self._push(bound, ideas, lambda: self._divide(grid, self._problem(grid)))
 
-    def _bound_divisions(self, grid: Grid, problem: Problem) -> None:
-        """Push a layout again with a bound over all its divisions."""
-        ideas = [name_idea(grid)]
-        if problem.chunks > 1:
-            bound = interleaved_estimate(problem, self._ceiling(ideas))
-        else:  # the tables of bounds are large: `solve` builds them again
-            bound = bound_single_stage(problem) if problem.stages == 1 else Bounds(problem).bound()
-        if math.isfinite(bound):
-            self._push(bound, ideas, partial(self._solve, grid))
+    def _divide(self, grid: Grid, problem: Problem) -> None:
+        """Push a layout again with the start of its division."""
+        start = Divisions(problem).find_starts()[0]
+        self._push(start.estimate, [name_idea(grid)], partial(self._solve, grid, start))
 
-    def _solve(self, grid: Grid) -> None:
+    def _solve(self, grid: Grid, start: Start) -> None:
         """Add the best plan of a layout, if it beats the ceiling."""
         self.outcome.solved += 1
         self._problems.clear()  # solving refines the sizes that problems were built from
         ceiling = self._ceiling([name_idea(grid)])
-        candidate = fit_candidate(self.costs, grid, self.budget, ceiling, simulate=self.simulate)
-        if candidate is not None:
+        result = fit_layout(self.costs, grid, self.budget, ceiling, start, simulate=self.simulate)
+        if result is None:
+            return
+        candidate, fits = result
+        if fits:
             self._add(candidate)
+        elif not self.outcome.candidates:
+            nearest = self.outcome.nearest
+            self.outcome.nearest = min(candidate, nearest or candidate, key=_rank_memory)
+            self._num_misfits += start.estimate >= EXCESSIVE
+            if self._num_misfits == MISFITS:
+                self._heap.clear()
 
     def _add(self, candidate: Candidate) -> None:
         candidates, by_idea = self.outcome.candidates, self.outcome.by_idea
@@ -254,17 +262,6 @@ class LayoutSearch:
         kinds = (price <= self._kind_prices[kind] for kind in idea.kinds)
         return price <= self._last_idea_price or any(kinds)
 
-    def _prove_infeasible(self) -> None:
-        """Prove that no layout fits. Add the plans that the proof finds instead, or name the
-        layouts that it cannot decide."""
-        proof = prove(self.costs, self._grids, self.budget)
-        for grid, plan in proof.plans:
-            self._add(price_fitting_plan(self.costs, grid, plan, self.budget))
-        if not self.outcome.candidates:
-            self.outcome.undecided += proof.undecided
-            if self.simulate:  # the proof leaves out tensor ranks that work as context ranks
-                self.outcome.undecided += [grid for grid in self._grids if grid.layout.tp > 1]
-
     def _problem(self, grid: Grid) -> Problem:
         """Return the problem of a layout whose state fits. The schedules of a shape and engine
         share its costs, unless gradients exist earlier under one of them."""
@@ -273,16 +270,28 @@ class LayoutSearch:
             self._problems[key] = self.costs.problem(grid, self.budget, simulate=self.simulate)
         return apply_schedule(self._problems[key], grid)
 
-    def _may_fit(self, grid: Grid) -> bool:
-        """Return False if the state alone exceeds the budget."""
+    def _bound_state(self, grid: Grid) -> float:
+        """Return a lower bound on the fullest stage's bytes: the mean of all state over stages."""
         layout, shape = grid.layout, grid.shape
         degrees = layout.pp, layout.chunks, shape.dp, layout.cp, layout.tp, layout.ep
         key = id(grid.engine), *degrees, shape.micro_batches > 1
-        if key not in self._state_fits:
-            fits = self.simulate or build_floors(self.costs, grid).may_fit(self.budget)
-            self._state_fits[key] = fits
-        self.outcome.states += not self._state_fits[key]
-        return self._state_fits[key]
+        if key not in self._state_bounds:
+            self._state_bounds[key] = bound_state(self.costs, grid)
+        return 0.0 if self.simulate else self._state_bounds[key]
+
+
+def bound_state(costs: Costs, grid: Grid) -> float:
+    """Return the mean over stages of all state, at the moment in the step when it is largest."""
+    parts = costs.memory.sample_parts(grid.engine, grid.layout.pp, grid.degrees, edges=False)
+    names = {costs.kinds[kind].operators.get("shared") for kind in costs.trace.layers}
+    memories = [
+        *(parts.layers[kind] for kind in costs.trace.layers),
+        *(parts.modules[name] for name in names if name is not None),
+        parts.first,
+        parts.last,
+    ]
+    moments = [0, 1, 2] if grid.shape.micro_batches > 1 else [0, 2]
+    return max(sum(memory[n] for memory in memories) for n in moments) / grid.layout.pp
 
 
 def improve_choices(costs: Costs, candidate: Candidate) -> Candidate:
@@ -295,10 +304,17 @@ def improve_choices(costs: Costs, candidate: Candidate) -> Candidate:
     return Candidate(grid, problem, improved, plan.timelines, plan.choices)
 
 
-def fit_candidate(
-    costs: Costs, grid: Grid, budget: float, ceiling: float = math.inf, *, simulate: bool = False
-) -> Candidate | None:
-    """Return the best plan of a layout that fits by the timelines of its stages."""
+def fit_layout(
+    costs: Costs,
+    grid: Grid,
+    budget: float,
+    ceiling: float = math.inf,
+    start: Start | None = None,
+    *,
+    simulate: bool = False,
+) -> tuple[Candidate, bool] | None:
+    """Return the best plan of a layout below the ceiling, and True if it fits by the timelines of
+    its stages."""
 
     def build_problem() -> Problem:
         return costs.problem(grid, budget, simulate=simulate)
@@ -310,28 +326,12 @@ def fit_candidate(
         return costs.timelines(grid, solution.cuts, layer_plans)
 
     key = grid.layout.pp, grid.layout.tp, grid.layout.schedule, grid.layout.chunks, id(grid.engine)
-    result = fit(build_problem, measure, ceiling, costs.excess.get(key, ()))
+    result = fit(build_problem, measure, ceiling, costs.excess.get(key, ()), start)
     if result is None:
         return None
-    costs.excess[key] = result.excess
-    return Candidate(grid, build_problem(), result.solution, result.timelines)
-
-
-def price_fitting_plan(costs: Costs, grid: Grid, plan: FittingPlan, budget: float) -> Candidate:
-    """Price a plan that the proof found by its timelines."""
-    problem = costs.problem(grid, budget, all_choices=True)
-    choices_by_key = [
-        {choice.name.key: choice for choice in problem.kinds[kind].choices}
-        for kind in problem.layers
-    ]
-    choices = [
-        by_key[rule, None, False] for by_key, rule in zip(choices_by_key, plan.rules, strict=True)
-    ]
-    division = price_division(problem, plan.cuts, choices)
-    timelines = costs.timelines(grid, plan.cuts, [choice.name for choice in choices])
-    bound = quick_bound(replace(problem, budget=math.inf))
-    solution = Solution(division.price, plan.cuts, division.stages, bound)
-    return Candidate(grid, problem, solution, timelines, choices)
+    if result.fits:
+        costs.excess[key] = result.excess
+    return Candidate(grid, build_problem(), result.solution, result.timelines), result.fits
 
 
 def apply_schedule(problem: Problem, grid: Grid) -> Problem:
@@ -353,6 +353,10 @@ def bound_shape(costs: Costs, shape: LayoutShape, simulate: bool = False) -> flo
     pp = shape.layout.pp
     # Stage s waits for s layers before its first pass, and s layers follow its last one.
     return shape.micro_batches * total / pp + (pp - 1) / 2 * min(seconds)
+
+
+def _rank_memory(candidate: Candidate) -> int:
+    return max(timeline.highest for timeline in candidate.timelines)
 
 
 def _rank(candidate: Candidate) -> tuple[float, ...]:

@@ -18,7 +18,6 @@ from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.search.make import uniform_phase
-from headrace.planner.search.proof.nearest import find_nearest
 from headrace.planner.search.search import search
 from headrace.trainer.accounting.memory import timelines
 from headrace.trainer.engines.config import EngineConfig
@@ -93,7 +92,9 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
     wanted = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
     [free] = search(costs, 2, 1e12, settings=wanted, num_best=1).candidates
     most = free.timelines[0].highest
-    least = find_nearest(costs, 2, 0.0, wanted).bytes
+    nearest = search(costs, 2, 1.0, settings=wanted, num_best=1).nearest
+    assert nearest is not None
+    least = nearest.timelines[0].highest
     assert least < 0.8 * most
     budget = (least + most) / 2
     [tight] = search(costs, 2, budget, settings=wanted, num_best=1).candidates

@@ -11,28 +11,28 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.planner.cases import brute_force, random_problem
+from support.planner.cases import brute_force, fits, random_problem
 from support.planner.memory import max_in_flight
 
-from headrace.planner.division import knapsack as knapsack_module
-from headrace.planner.division.bounds import Bounds, find_min_memory_cuts, quick_bound
-from headrace.planner.division.knapsack import Knapsack, Tie
-from headrace.planner.division.linear import min_seconds, min_seconds_over_limits, workspace_limits
+from headrace.planner.division import choices as choices_module
+from headrace.planner.division.bounds import quick_bound
+from headrace.planner.division.choices import Relaxation
 from headrace.planner.division.problem import (
     Choice,
     LayerKind,
     Problem,
+    StagePlan,
     price,
 )
-from headrace.planner.division.solve import solve
+from headrace.planner.division.solve import Divisions, solve
+from headrace.planner.division.stages import Stages
 from headrace.trainer.layout.cuts import even_cuts
 from headrace.trainer.layout.schedules import SCHEDULES
 
 CASES = 600
 
 
-@pytest.mark.slow
-def test_the_search_equals_brute_force() -> None:
+def test_the_search_is_near_brute_force() -> None:
     """Feasible and infeasible cases, and stages of one to four, are all among them."""
     stages: set[int] = set()
     infeasible = wrong_when_even = 0
@@ -40,18 +40,16 @@ def test_the_search_equals_brute_force() -> None:
         problem = random_problem(seed)
         least = brute_force(problem)
         solution = solve(problem)
-        assert (solution is None) == math.isinf(least), seed
-        if solution is None:
+        assert fits(problem, solution) == math.isfinite(least), seed
+        if math.isinf(least):
             infeasible += 1
-            assert find_min_memory_cuts(problem)[0] > problem.budget
             continue
-        assert solution.price == pytest.approx(least), seed
-        assert solution.bound == solution.price, seed
-        assert find_min_memory_cuts(problem)[0] <= problem.budget
-        assert max(stage.memory for stage in solution.stages) <= problem.budget
+        assert solution is not None
+        assert solution.bound <= least * (1 + 1e-9), seed
+        assert least * (1 - 1e-9) <= solution.price <= 1.01 * least, seed
         stages.add(problem.stages)
         cuts = even_cuts(len(problem.layers), problem.stages)
-        wrong_when_even += brute_force(problem, [cuts]) > least * (1 + 1e-9)
+        wrong_when_even += brute_force(problem, [cuts]) > 1.01 * least
     assert stages == {1, 2, 3, 4}
     assert 50 < infeasible < CASES / 2
     # Negative control: a search that divides the layers evenly fails this test.
@@ -59,22 +57,22 @@ def test_the_search_equals_brute_force() -> None:
 
 
 def test_interleaved_chunks_are_near_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 1%, where equal sums are tried with fast passes in the first chunk and in the last.
-    Negative control: in the first alone."""
+    """Within 1%. Negative control: equal sums with fast passes in the first chunk alone."""
 
     def find_worst() -> float:
         gaps = []
         for problem, least in zip(problems, prices, strict=True):
             solution = solve(problem)
-            assert (solution is None) == math.isinf(least)
-            if solution is not None:
+            assert fits(problem, solution) == math.isfinite(least)
+            if solution is not None and math.isfinite(least):
                 gaps.append(solution.price / least - 1)
         return max(gaps)
 
     problems = [random_problem(seed, ("interleaved",)) for seed in range(120)]
     prices = [brute_force(problem) for problem in problems]
     assert -1e-9 < find_worst() < 0.01
-    monkeypatch.setattr(Tie.LAST, "_value_", Tie.FIRST.value)
+    plan_first = Stages.plans
+    monkeypatch.setattr(Stages, "plans", lambda self, cuts, last=False: plan_first(self, cuts))
     assert find_worst() > 0.02
 
 
@@ -83,11 +81,17 @@ def test_interleaved_chunks_are_near_brute_force(monkeypatch: pytest.MonkeyPatch
 def test_no_bound_is_above_the_events(seed: int) -> None:
     problem = random_problem(seed, ("1f1b", "gpipe", "interleaved"))
     solution = solve(problem)
-    if solution is None:
+    if solution is None or not fits(problem, solution):
         return
     assert quick_bound(problem) <= solution.price * (1 + 1e-9)
     if problem.chunks == 1:
-        assert Bounds(problem).bound() <= solution.price * (1 + 1e-9)
+        assert Divisions(problem).find_starts()[0].estimate <= solution.price * (1 + 1e-9)
+
+
+def plan_stage(problem: Problem) -> StagePlan | None:
+    """Return the plan of a single stage; None if it does not fit."""
+    [plan] = Stages(problem).plans(())
+    return plan if plan.memory <= problem.budget * (1 + 1e-9) else None
 
 
 LAYERS, WAYS = 24, 4
@@ -120,16 +124,16 @@ def test_many_alike_layers_are_near_brute_force(monkeypatch: pytest.MonkeyPatch)
     def find_worst() -> float:
         gaps = []
         for problem, best in zip(problems, least, strict=True):
-            plan = Knapsack(problem).stage(0, [(0, LAYERS)])
+            plan = plan_stage(problem)
             assert (plan is None) == math.isinf(best)
             if plan is not None:
-                assert plan.memory <= problem.budget
+                assert plan.memory <= problem.budget * (1 + 1e-9)
                 gaps.append(plan.backward[0] / best - 1)
         return max(gaps)
 
-    assert -1e-9 < find_worst() < 1e-3
+    assert -1e-9 < find_worst() < choices_module.GAP
     # Negative control: whole layers by linear programming alone are farther away.
-    monkeypatch.setattr(knapsack_module, "EXACT_LAYERS", 1)
+    monkeypatch.setattr(choices_module, "EXACT_LAYERS", 1)
     assert find_worst() > 0.002
 
 
@@ -141,7 +145,7 @@ def mixed_layers(seed: int) -> Problem:
     return replace(kinds[0], kinds=every, layers=(0, 1, 2) * 3, budget=budget)
 
 
-def test_few_layers_of_several_kinds_equal_brute_force() -> None:
+def test_few_layers_of_several_kinds_are_near_brute_force() -> None:
     num_plans = 0
     for seed in range(20):
         problem = mixed_layers(seed)
@@ -152,11 +156,11 @@ def test_few_layers_of_several_kinds_equal_brute_force() -> None:
             kind_times, kind_sizes = (np.array(numbers) @ choices).T
             times = (times[:, None] + kind_times).ravel()
             sizes = (sizes[:, None] + kind_sizes).ravel()
-        plan = Knapsack(problem).stage(0, [(0, len(problem.layers))])
+        plan = plan_stage(problem)
         best = times[sizes <= problem.budget].min(initial=math.inf)
         assert (plan is None) == math.isinf(best)
         if plan is not None:
-            assert plan.backward[0] == pytest.approx(best)
+            assert plan.backward[0] == pytest.approx(best, rel=choices_module.GAP)
             num_plans += 1
     assert num_plans > 5
 
@@ -167,18 +171,18 @@ def test_the_least_of_all_limits_is_found_without_trying_all(
     seed: int, alive: int, part: float
 ) -> None:
     problem = random_problem(seed)
-    parts = [(kind, count, alive) for kind, count in enumerate(problem.layer_counts) if count]
-    limits = workspace_limits(problem, set(problem.layers), 0.0)
-    room = part * problem.budget
-    every = [min_seconds(problem, parts, room - limit, limit) for limit in limits]
-    assert min_seconds_over_limits(problem, parts, room, limits) == min(every)
+    relaxation = Relaxation(problem, [(kind, alive) for kind in range(len(problem.kinds))], 0.0)
+    counts, room = np.array([problem.layer_counts]), part * problem.budget
+    every = relaxation.backward(counts[0], room - relaxation.limits, slice(None))
+    [least] = relaxation.table(counts, np.array([room]))
+    assert least == pytest.approx(every.min())
 
 
 def test_a_bound_that_is_too_high_is_detected() -> None:
     """Negative control of the test above: twice the bound is above the events."""
-    solved = [(random_problem(seed), solve(random_problem(seed))) for seed in range(1000, 1040)]
+    solved = [(problem, solve(problem)) for problem in map(random_problem, range(1000, 1040))]
     assert any(
-        solution is not None and 2 * quick_bound(problem) > solution.price
+        fits(problem, solution) and 2 * quick_bound(problem) > solution.price
         for problem, solution in solved
     )
 
@@ -186,7 +190,7 @@ def test_a_bound_that_is_too_high_is_detected() -> None:
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 1_000_000), st.integers(0, 3), st.sampled_from(["forward", "backward"]))
 def test_a_longer_pass_never_shortens_a_step(seed: int, stage: int, field: str) -> None:
-    """The knapsack rests on it: less backward time is never worse."""
+    """The choices of a stage rest on it: less backward time is never worse."""
     problem = random_problem(seed, ("1f1b", "gpipe", "interleaved"))
     solution = solve(replace(problem, budget=1e9))
     assert solution is not None
@@ -210,8 +214,9 @@ def test_memory_of_chunks_is_that_of_a_moment(chunks: int, micro_batches: int) -
         budget=max(peaks), stages=stages, chunks=chunks, schedule=schedule,
     )  # fmt: skip
     assert [sum(problem.in_flight(stage)) for stage in range(stages)] == peaks
-    assert solve(problem) is not None
-    assert solve(replace(problem, budget=max(peaks) - 0.5)) is None
+    assert fits(problem, solve(problem))
+    tight = replace(problem, budget=max(peaks) - 0.5)
+    assert not fits(tight, solve(tight))
 
 
 def test_a_balanced_division_may_not_fit_where_another_does() -> None:
@@ -221,8 +226,21 @@ def test_a_balanced_division_may_not_fit_where_another_does() -> None:
     solution = solve(problem)
     assert solution is not None
     assert solution.cuts == (2,)
-    assert solve(replace(problem, budget=3.9)) is None
-    assert find_min_memory_cuts(problem)[0] == 4.0
+    tight = replace(problem, budget=3.9)
+    assert not fits(tight, solve(tight))
+
+
+def test_what_does_not_fit_has_the_smallest_excess() -> None:
+    """The bytes beyond the budget decide before the seconds."""
+    kind = LayerKind(
+        forward=1.0,
+        choices=(Choice(backward=2.0, state=10.0), Choice(backward=3.0, state=4.0)),
+    )
+    problem = Problem(kinds=(kind,), layers=(0,) * 6, micro_batches=4, budget=11.0, stages=2)
+    solution = solve(problem)
+    assert solution is not None
+    assert [stage.memory for stage in solution.stages] == [12.0, 12.0]
+    assert solve(problem, ceiling=1e3) is None
 
 
 def test_a_step_of_one_stage_is_the_sum_of_its_passes() -> None:

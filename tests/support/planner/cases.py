@@ -12,6 +12,7 @@ from headrace.planner.division.problem import (
     FixedCosts,
     LayerKind,
     Problem,
+    Solution,
     StagePlan,
     price,
 )
@@ -75,6 +76,13 @@ def _kind(draw: random.Random, modules: int) -> LayerKind:
     )
 
 
+def fits(problem: Problem, solution: Solution | None) -> bool:
+    """True if the bytes of all stages are within the budget."""
+    if solution is None:
+        return False
+    return max(stage.memory for stage in solution.stages) <= problem.budget * (1 + 1e-9)
+
+
 def all_cuts(problem: Problem) -> Iterator[tuple[int, ...]]:
     return combinations(range(1, len(problem.layers)), problem.all_chunks - 1)
 
@@ -90,34 +98,6 @@ def brute_force(problem: Problem, divisions: Iterable[tuple[int, ...]] | None = 
             if plans not in prices:
                 prices[plans] = price(problem, plans)
     return min(prices.values(), default=math.inf)
-
-
-def least_bytes(problem: Problem) -> float:
-    """Return the least bytes of the fullest stage of all divisions and choices."""
-    found = math.inf
-    for cuts in all_cuts(problem):
-        ranges = problem.ranges(cuts)
-        stages = (_sizes(problem, stage, ranges) for stage in range(problem.stages))
-        found = min(found, max(min(sizes) for sizes in stages))
-    return found
-
-
-def _sizes(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[float]:
-    """Yield the bytes of each assignment of choices to a stage's layers."""
-    own, alive = problem.stage_chunks(stage), problem.in_flight(stage)
-    layers = [
-        (chunk, problem.kinds[problem.layers[layer]])
-        for chunk, number in enumerate(own)
-        for layer in range(*ranges[number])
-    ]
-    fixed = [
-        (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
-    ]
-    called = {kind.module for _, kind in layers if kind.module is not None}
-    for assignment in product(*(kind.choices for _, kind in layers)):
-        parts = [*((chunk, c) for (chunk, _), c in zip(layers, assignment, strict=True)), *fixed]
-        memory = sum(problem.modules[n].state for n in called) + max(p.workspace for _, p in parts)
-        yield memory + sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
 
 
 def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from headrace.planner.division.bounds import quick_bound
-from headrace.planner.division.knapsack import Knapsack
+from headrace.planner.division.choices import EXCESSIVE
 from headrace.planner.division.problem import Choice, FixedCosts, LayerKind, Problem
+from headrace.planner.division.stages import Stages
 from headrace.trainer.layout.cuts import neighbour_cuts
 
 DATA = json.loads((Path(__file__).parent / "galvatron_cases.json").read_text())
@@ -329,7 +330,7 @@ class Galvatron:
             for reduces in (True, False):
                 problem = self.problem(point, reduces=reduces)
                 bound = quick_bound(problem)
-                if math.isfinite(bound):
+                if bound < EXCESSIVE:
                     fastest = min(c.backward for c in problem.kinds[0].choices)
                     layers = self.layers * (fastest + problem.kinds[0].forward)
                     yield layers * self.micro / point.pp - self.of_ends(point)[0], point, problem
@@ -343,16 +344,14 @@ class Galvatron:
         if uniform:
             yield from ((even, (c.name,) * self.layers) for c in problem.kinds[0].choices)
             return
-        knapsack = Knapsack(problem)
+        stages = Stages(problem)
         for cuts in [even, *(neighbour_cuts(even, self.layers) if problem.stages == 2 else ())]:
-            ranges = problem.ranges(cuts)
-            plans = [knapsack.stage(stage, [each]) for stage, each in enumerate(ranges)]
-            if None in plans:
+            plans = stages.plans(cuts)
+            if any(plan.memory > problem.budget for plan in plans):
                 continue
             chosen = [
                 choice.name
                 for plan in plans
-                if plan is not None
                 for choice, n in zip(problem.kinds[0].choices, plan.counts[0][0], strict=True)
                 for _ in range(n)
             ]

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ...grid.grid import LayoutShape, enumerate_shapes, enumerate_unchecked_grids, find_refusal
-from ...grid.settings import Settings, has_settings, may_match_shape
-from ...prices.layers import Costs
-from ...prices.missing import refuse_offload
-from ..outcome import SearchOutcome
+from ..grid.grid import LayoutShape, enumerate_shapes, enumerate_unchecked_grids, find_refusal
+from ..grid.settings import Settings, has_settings, may_match_shape
+from ..prices.layers import Costs
+from ..prices.missing import refuse_offload
+from .outcome import SearchOutcome
 
 SHOWN = 5
 """Maximum number of reasons named."""
