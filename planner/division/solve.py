@@ -57,7 +57,7 @@ def solve(
     """Return a division and choices below the price `ceiling` and within TOLERANCE of the best;
     None if there are none. If nothing fits, its stages exceed their budgets."""
     divisions = Divisions(problem)
-    starts = [start] if start else divisions.find_starts()
+    starts = divisions.list_starts(start or divisions.find_start())
     if starts[0].estimate >= ceiling:
         return None
     bound = quick_bound(problem) if problem.chunks > 1 else starts[0].estimate
@@ -80,16 +80,24 @@ class Divisions:
         passes = 2 * problem.micro_batches * problem.all_chunks
         self._max_priced = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
 
-    def find_starts(self) -> list[Start]:
-        """Return the cuts of the dynamic program. With several chunks, also cuts into equal times,
-        or all cuts if they are few; lowest estimate first."""
-        problem = self.problem
-        layers, chunks = len(problem.layers), problem.all_chunks
+    def find_start(self) -> Start:
+        """Return cuts with an estimate: those of the dynamic program, or with several chunks cuts
+        into equal times, which take no program."""
+        if self.problem.chunks > 1:
+            cuts = self.program.balance_cuts()
+            return Start(self.estimate(cuts), cuts)
         start = self.program.run()
-        if problem.chunks == 1:
-            excessive = start.estimate >= EXCESSIVE
-            return [Start(self.estimate(start.cuts), start.cuts) if excessive else start]
-        starts = {start.cuts, self.program.balance_cuts()}
+        if start.estimate >= EXCESSIVE:
+            return Start(self.estimate(start.cuts), start.cuts)
+        return start
+
+    def list_starts(self, start: Start) -> list[Start]:
+        """Return the starts that are priced, lowest estimate first. With several chunks, the cuts
+        of the program are another start, and all cuts are, if they are few."""
+        layers, chunks = len(self.problem.layers), self.problem.all_chunks
+        if self.problem.chunks == 1:
+            return [start]
+        starts = {start.cuts, self.program.run().cuts}
         if math.comb(layers - 1, chunks - 1) <= FEW:
             starts = {*combinations(range(1, layers), chunks - 1)}
         return sorted(Start(self.estimate(cuts), cuts) for cuts in starts)

@@ -220,7 +220,7 @@ class LayoutSearch:
 
     def _divide(self, grid: Grid, problem: Problem) -> None:
         """Push a layout again with the start of its division."""
-        start = Divisions(problem).find_starts()[0]
+        start = Divisions(problem).find_start()
         self._push(start.estimate, [name_idea(grid)], partial(self._solve, grid, start))
 
     def _solve(self, grid: Grid, start: Start) -> None:

@@ -85,7 +85,7 @@ def test_no_bound_is_above_the_events(seed: int) -> None:
         return
     assert quick_bound(problem) <= solution.price * (1 + 1e-9)
     if problem.chunks == 1:
-        assert Divisions(problem).find_starts()[0].estimate <= solution.price * (1 + 1e-9)
+        assert Divisions(problem).find_start().estimate <= solution.price * (1 + 1e-9)
 
 
 def plan_stage(problem: Problem) -> StagePlan | None:
