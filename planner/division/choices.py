@@ -158,23 +158,26 @@ class Relaxation:
             seconds[slower] = np.minimum(seconds[slower], limited)
         return seconds
 
-    def choose(self, counts: Integers, budget: float, weights: Sequence[float]) -> list[list[int]]:
+    def choose(
+        self, counts: Integers, budget: float, weights: Sequence[float], *, exact: bool
+    ) -> list[list[int]]:
         """Return the numbers of whole layers by column and choice, over all limits.
 
-        The weight of a column decides between equal times.
+        The weight of a column decides between equal times. Without `exact`, no layers are chosen
+        again.
         """
         bounds = self.backward(counts, budget - self.limits, slice(None))
         best, best_seconds = None, math.inf
         for limit in np.argsort(bounds, kind="stable"):
-            if bounds[limit] >= best_seconds * (1 - GAP):
+            if best is not None and (not exact or bounds[limit] >= best_seconds * (1 - GAP)):
                 break
             room = budget - float(self.limits[limit])
             numbers = self._round(counts, room, limit)
             seconds, size = self._sum(numbers, weights)
-            if seconds > bounds[limit] * (1 + GAP):
-                exact = self._choose_few(numbers, room, float(self.limits[limit]), weights)
-                if exact is not None:
-                    numbers = exact
+            if exact and seconds > bounds[limit] * (1 + GAP):
+                chosen = self._choose_few(numbers, room, float(self.limits[limit]), weights)
+                if chosen is not None:
+                    numbers = chosen
                     seconds, size = self._sum(numbers, weights)
             seconds += price_overflow(self.problem, size - room)
             if seconds < best_seconds:

@@ -105,7 +105,7 @@ class Divisions:
     def estimate(self, cuts: Cuts) -> float:
         """Estimate the step from the stages' seconds, without their waits, and with the seconds of
         the largest excess."""
-        problem, stages = self.problem, self.stages.plans(cuts)
+        problem, stages = self.problem, self.stages.plans(cuts, exact=False)
         step = before = 0.0
         for plan in stages:
             step = max(step, before + problem.micro_batches * plan.seconds)

@@ -25,7 +25,7 @@ class Stages:
         self.problem = problem
         self._prefix: list[list[int]] = problem.counts.tolist()
         self._relaxations: dict[tuple[tuple[float, ...], float], Relaxation] = {}
-        self._plans: dict[tuple[int, bool, tuple[LayerCounts, ...]], StagePlan] = {}
+        self._plans: dict[tuple[int, bool, bool, tuple[LayerCounts, ...]], StagePlan] = {}
 
     def ends(self, stage: int) -> list[tuple[int, FixedCosts]]:
         """Return the fixed costs of a stage, with their micro-batches in flight."""
@@ -48,9 +48,10 @@ class Stages:
             self._relaxations[key] = Relaxation(self.problem, columns, min_workspace)
         return self._relaxations[key]
 
-    def plans(self, cuts: Cuts, *, last: bool = False) -> tuple[StagePlan, ...]:
+    def plans(self, cuts: Cuts, *, last: bool = False, exact: bool = True) -> tuple[StagePlan, ...]:
         """Return the plans of all stages; of equal times, the first chunk's passes are the fastest,
-        or the `last` one's."""
+        or the `last` one's. Without `exact`, choices are those of linear programming in whole
+        layers."""
         prefix = self._prefix
         counts = [
             tuple(after - before for before, after in zip(prefix[first], prefix[end], strict=True))
@@ -58,13 +59,15 @@ class Stages:
         ]
         plans = []
         for stage in range(self.problem.stages):
-            key = stage, last, tuple(counts[stage :: self.problem.stages])
+            key = stage, last, exact, tuple(counts[stage :: self.problem.stages])
             if key not in self._plans:
-                self._plans[key] = self._plan_stage(stage, key[2], last)
+                self._plans[key] = self._plan_stage(stage, key[3], last, exact)
             plans.append(self._plans[key])
         return tuple(plans)
 
-    def _plan_stage(self, stage: int, counts: Sequence[LayerCounts], last: bool) -> StagePlan:
+    def _plan_stage(
+        self, stage: int, counts: Sequence[LayerCounts], last: bool, exact: bool
+    ) -> StagePlan:
         """Choose for a stage's layers: `counts` by chunk and kind."""
         problem, in_flight = self.problem, self.problem.in_flight(stage)
         relaxation = self.relaxation(stage, in_flight)
@@ -77,7 +80,7 @@ class Stages:
         budget -= sum(module.state for module in problem.called_modules(called))
         favour = -FAVOUR if last else FAVOUR
         weights = [1.0 + favour * (n == in_flight[0]) for _, n in relaxation.columns]
-        numbers = relaxation.choose(np.array([*layers.values()]), budget, weights)
+        numbers = relaxation.choose(np.array([*layers.values()]), budget, weights, exact=exact)
         unassigned = dict(zip(relaxation.columns, numbers, strict=True))
         split = [[(0,) * len(kind.choices) for kind in problem.kinds] for _ in counts]
         for chunk in [*range(problem.chunks)][:: -1 if last else 1]:
