@@ -5,7 +5,15 @@ A kernel is a custom op, which torch.compile keeps whole in its graph: it checks
 tensors, and launches the Triton programs in programs/, in a file with the same name.
 """
 
-NEXT = ("gated_rms_norm", "modal", "rms_norm", "short_convolution", "ssd", "toeplitz")
+NEXT = (
+    "fft_convolution",
+    "gated_rms_norm",
+    "modal",
+    "rms_norm",
+    "short_convolution",
+    "ssd",
+    "toeplitz",
+)
 """Kernels with next programs: faster by the counts of their binaries, but on no device so far. The
 commit that confirms one on a device deletes the old program."""
 KERNELS = (

@@ -23,6 +23,8 @@ one.
     backward, before     8  q k v dy                8·s  w, gradient of the filter's output
     backward, after     14  q k v dy, dq dk dv      8    y, gradient of w
 
+Next programs (`PairedBatch`) transform two channels at once.
+
 The twin is `plain` in models/layers/gated_convolution.py, by the method `fft`.
 """
 
@@ -31,12 +33,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ..documents import copy_async
+from . import choice
 from .launch import Programs
 from .op import op
 
@@ -48,6 +51,8 @@ DYNAMIC_TAGS = (torch.Tag.cudagraph_unsafe,)
 """The number of launches depends on the documents, so CUDA graphs must leave the op out."""
 TOKENS, CHANNELS = 64, 32
 """Tile size: 64 bytes in bf16 rows, 256 bytes in fp32 transforms."""
+PRODUCT_BLOCK = 512
+"""Numbers of a spectrum per program that multiplies spectra."""
 
 
 @cache
@@ -55,6 +60,13 @@ def _programs() -> Any:
     from .programs import fft_convolution
 
     return Programs(fft_convolution)
+
+
+@cache
+def _next_programs() -> Any:
+    from .programs import fft_convolution_next
+
+    return Programs(fft_convolution_next)
 
 
 def unsupported_reason(*, bias: bool, silu: bool, history: bool) -> str | None:
@@ -82,7 +94,7 @@ def fft_convolution(
     for transforms in _plan_transforms(out, taps, positions):
         w = transforms.empty_input(x)
         transforms.launch(programs.fft_convolution_gather, transforms.size, x, w, GATED=gated)
-        y = transforms.invert(transforms.transform(w).mul_(transforms.filter_spectrum(taps)))
+        y = transforms.convolve(w, taps)
         transforms.launch(
             programs.fft_convolution_scatter, transforms.max_length, y, x, skip_or_placeholder, out,
             GATED=gated, SKIP=skip is not None,
@@ -121,18 +133,12 @@ def _backward(
             programs.fft_convolution_backward_gather, transforms.size, dy, x, w, grad_filtered,
             tile_skip_grads, GATED=gated,
         )  # fmt: skip
-        w_spectrum, grad_spectrum = transforms.transform(w), transforms.transform(grad_filtered)
-        # Tap n's gradient correlates w with the gradient n tokens later, summed over documents.
-        used = slice(len(transforms.document_begins))
-        correlations = transforms.invert((w_spectrum[used].conj() * grad_spectrum[used]).sum(0))
+        correlations, y, w_grads = transforms.convolve_backward(w, grad_filtered, taps, gated)
         num_taps = min(transforms.max_length, taps.shape[1])
         grad_taps[transforms.channel_range, :num_taps] += correlations[:, :num_taps]
-        spectrum = transforms.filter_spectrum(taps)
-        y = transforms.invert(w_spectrum.mul_(spectrum)) if gated else w
         transforms.launch(
             programs.fft_convolution_backward_scatter, transforms.max_length, dy, x,
-            skip_or_placeholder, y, transforms.invert(grad_spectrum.mul_(spectrum.conj())), grad_x,
-            GATED=gated, SKIP=skip is not None,
+            skip_or_placeholder, y, w_grads, grad_x, GATED=gated, SKIP=skip is not None,
         )  # fmt: skip
         if skip is not None:
             grad_skip[transforms.channel_range] += tile_skip_grads.sum(0)
@@ -174,6 +180,9 @@ class TransformBatch:
     channel_range: slice
     """Channels of the batch."""
 
+    paired: ClassVar[bool] = False
+    """Two channels are one complex transform."""
+
     @property
     def channels(self) -> int:
         channels: int = self.channel_range.stop - self.channel_range.start
@@ -188,12 +197,29 @@ class TransformBatch:
         tiles = len(self.document_begins) * -(-self.size // TOKENS)
         return x.new_empty(tiles, self.channels, dtype=torch.float32)
 
-    def filter_spectrum(self, taps: Tensor) -> Tensor:
-        """Return each channel's filter [channels, size / 2 + 1], from taps [groups, K]. Taps beyond
+    def convolve(self, w: Tensor, taps: Tensor) -> Tensor:
+        """Return h ∗ w in the layout of w."""
+        return self.invert(self.transform(w).mul_(self.transform(self.channel_taps(taps))))
+
+    def convolve_backward(
+        self, w: Tensor, grad: Tensor, taps: Tensor, gated: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradient of each channel's taps [channels, ≥ taps]; h ∗ w, which only gates
+        need; and the gradient of w."""
+        w_spectrum, grad_spectrum = self.transform(w), self.transform(grad)
+        # Tap n's gradient correlates w with the gradient n tokens later, summed over documents.
+        used = slice(len(self.document_begins))
+        correlations = self.invert((w_spectrum[used].conj() * grad_spectrum[used]).sum(0))
+        spectrum = self.transform(self.channel_taps(taps))
+        y = self.invert(w_spectrum.mul_(spectrum)) if gated else w
+        return correlations, y, self.invert(grad_spectrum.mul_(spectrum.conj()))
+
+    def channel_taps(self, taps: Tensor) -> Tensor:
+        """Return each channel's filter, fp32 [channels, ≤ K], from taps [groups, K]. Taps beyond
         the longest document are cut off."""
         group = torch.arange(self.channel_range.start, self.channel_range.stop, device=taps.device)
         group //= self.width // len(taps)
-        return self.transform(taps[group, : self.max_length].float())
+        return taps[group, : self.max_length].float()
 
     def transform(self, x: Tensor) -> Tensor:
         """Return the spectrum [..., size / 2 + 1] of x [..., ≤ size]."""
@@ -210,13 +236,75 @@ class TransformBatch:
         tiles = -(-tokens // TOKENS)
         program[(len(self.document_begins) * tiles, -(-self.channels // CHANNELS))](
             self.document_begins, self.document_lengths, self.channel_range.start, self.width,
-            self.channels, self.size, tiles, *tensors, **constants, TOKENS=TOKENS,
-            CHANNELS=CHANNELS, num_warps=4,
+            self.channels, self.size, tiles, *tensors, **constants, PAIRED=self.paired,
+            TOKENS=TOKENS, CHANNELS=CHANNELS, num_warps=4,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PairedBatch(TransformBatch):
+    """Transforms of two channels at once, for `kernels.fft_convolution: next`: a complex transform
+    has no pass that splits or joins halves, its inverse keeps its input, and one program computes
+    all products of spectra. Tensors are [num_transforms, pairs, size, 2] in fp32."""
+
+    paired: ClassVar[bool] = True
+
+    @property
+    def pairs(self) -> int:
+        return -(-self.channels // 2)
+
+    def empty_input(self, x: Tensor) -> Tensor:
+        shape = self.num_transforms, self.pairs, self.size, 2
+        return x.new_empty(shape, dtype=torch.float32)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Return the spectra of x [..., ≤ size, 2], like x."""
+        return torch.view_as_real(torch.fft.fft(torch.view_as_complex(x), n=self.size))
+
+    def invert(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.fft.ifft(torch.view_as_complex(x)))
+
+    def convolve(self, w: Tensor, taps: Tensor) -> Tensor:
+        spectra, filters = self.transform(w), self.filter_spectra(taps)
+        grid = *self.product_grid, len(self.document_begins)
+        _next_programs().fft_convolution_multiply[grid](
+            spectra, filters, self.size, self.pairs, BLOCK=PRODUCT_BLOCK, num_warps=4
+        )
+        return self.invert(spectra)
+
+    def convolve_backward(
+        self, w: Tensor, grad: Tensor, taps: Tensor, gated: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        spectra, grads, filters = self.transform(w), self.transform(grad), self.filter_spectra(taps)
+        correlations = torch.empty_like(filters)
+        _next_programs().fft_convolution_backward_multiply[self.product_grid](
+            spectra, grads, filters, correlations, self.size, self.pairs,
+            len(self.document_begins), OUTPUTS=gated, BLOCK=PRODUCT_BLOCK, num_warps=4,
+        )  # fmt: skip
+        num_taps = min(self.max_length, taps.shape[1])
+        by_channel = self.invert(correlations)[:, :num_taps].transpose(1, 2).flatten(0, 1)
+        return by_channel[: self.channels], self.invert(spectra) if gated else w, self.invert(grads)
+
+    def filter_spectra(self, taps: Tensor) -> Tensor:
+        """Return the filters' spectra [pairs, size, 2]."""
+        w = taps.new_empty(self.pairs, self.size, 2, dtype=torch.float32)
+        _next_programs().fft_convolution_pair_filters[
+            (-(-2 * self.size // PRODUCT_BLOCK), self.pairs)
+        ](
+            taps.contiguous(), w, self.channel_range.start, self.channels, self.width // len(taps),
+            min(self.max_length, taps.shape[1]), taps.shape[1], self.size, BLOCK=PRODUCT_BLOCK,
+            num_warps=4,
+        )  # fmt: skip
+        return self.transform(w)
+
+    @property
+    def product_grid(self) -> tuple[int, int]:
+        return -(-(self.size // 2 + 1) // PRODUCT_BLOCK), self.pairs
 
 
 def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Iterator[TransformBatch]:
     """Yield batches that cover all documents and channels of y [rows, length, width]."""
+    batch_type = PairedBatch if "fft_convolution" in choice.NEXT else TransformBatch
     rows, length, width = y.shape
     if not y.numel():
         return
@@ -240,7 +328,7 @@ def _plan_transforms(y: Tensor, taps: Tensor, positions: Tensor | None) -> Itera
         document_begins = copy_async(begins[selected], y.device)
         document_lengths = copy_async(lengths[selected], y.device)
         for start in range(0, width, channels_per_batch):
-            yield TransformBatch(
+            yield batch_type(
                 document_begins,
                 document_lengths,
                 num_transforms,

@@ -1,8 +1,9 @@
 """Triton programs for fft_convolution.py: rows to channels, and back.
 
 In rows a token's channels are adjacent; before and after a transform a channel's tokens are,
-[documents, channels, size] in fp32. A program transposes a document tile, TOKENS by CHANNELS. A
-launch processes `num_channels` channels (out of `width`), from `first_channel` on.
+[documents, channels, size] in fp32, or PAIRED [documents, pairs, size, 2]: two channels are the
+real and the imaginary part of a transform. A program transposes a document tile, TOKENS by
+CHANNELS. A launch processes `num_channels` channels (out of `width`), from `first_channel` on.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ import triton.language as tl
 @triton.jit
 def _document_tile(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
-    num_tiles, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    num_tiles, PAIRED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Return a document's first token, as an index into all rows' tokens, a tile's tokens and
     channels, its offsets in a transform's input, and the masks there and in the rows."""
     document = (tl.program_id(0) // num_tiles).to(tl.int64)
     token = tl.program_id(0) % num_tiles * TOKENS + tl.arange(0, TOKENS)[:, None]
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    transform_offsets = (document * num_channels + channel) * transform_size + token
-    transform_mask = (channel < num_channels) & (token < transform_size)
+    if PAIRED:
+        num_pairs = tl.cdiv(num_channels, 2)
+        pair_offsets = (document * num_pairs + channel // 2) * transform_size + token
+        transform_offsets = 2 * pair_offsets + channel % 2
+        transform_mask = (channel < 2 * num_pairs) & (token < transform_size)
+    else:
+        transform_offsets = (document * num_channels + channel) * transform_size + token
+        transform_mask = (channel < num_channels) & (token < transform_size)
     row_mask = (channel < num_channels) & (token < tl.load(document_lengths + document))
     return (
         tl.load(document_begins + document) + token,
@@ -47,12 +54,12 @@ def _load_input(x, token, channel, width, mask, GATED: tl.constexpr):
 def fft_convolution_gather(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
     num_tiles, x, out,
-    GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr, PAIRED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """out[document, channel, t] = w_t = k_t·v_t, padded with zeros to transform_size."""
     token, channel, transform_offsets, transform_mask, row_mask = _document_tile(
         document_begins, document_lengths, first_channel, width, num_channels, transform_size,
-        num_tiles, TOKENS, CHANNELS,
+        num_tiles, PAIRED, TOKENS, CHANNELS,
     )  # fmt: skip
     tl.store(
         out + transform_offsets,
@@ -65,12 +72,13 @@ def fft_convolution_gather(
 def fft_convolution_scatter(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
     num_tiles, y, x, skip, out,
-    GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr, SKIP: tl.constexpr, PAIRED: tl.constexpr, TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """out = q ⊙ (y + skip ⊙ w), from transforms back into rows."""
     token, channel, transform_offsets, _, row_mask = _document_tile(
         document_begins, document_lengths, first_channel, width, num_channels, transform_size,
-        num_tiles, TOKENS, CHANNELS,
+        num_tiles, PAIRED, TOKENS, CHANNELS,
     )  # fmt: skip
     value = tl.load(y + transform_offsets, mask=row_mask, other=0.0)
     if SKIP:
@@ -96,12 +104,12 @@ def _load_filter_grad(dy, x, token, channel, width, mask, GATED: tl.constexpr):
 def fft_convolution_backward_gather(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
     num_tiles, dy, x, inputs, filter_grads, grad_skip,
-    GATED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr, PAIRED: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """w = k ⊙ v, g = q ⊙ dy, and Σ_t w·g over a tile for the skip's gradient."""
     token, channel, transform_offsets, transform_mask, row_mask = _document_tile(
         document_begins, document_lengths, first_channel, width, num_channels, transform_size,
-        num_tiles, TOKENS, CHANNELS,
+        num_tiles, PAIRED, TOKENS, CHANNELS,
     )  # fmt: skip
     w = _load_input(x, token, channel, width, row_mask, GATED)
     filter_grad = _load_filter_grad(dy, x, token, channel, width, row_mask, GATED)
@@ -116,12 +124,13 @@ def fft_convolution_backward_gather(
 def fft_convolution_backward_scatter(
     document_begins, document_lengths, first_channel, width, num_channels, transform_size,
     num_tiles, dy, x, skip, y, w_grads, grad_x,
-    GATED: tl.constexpr, SKIP: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr,
+    GATED: tl.constexpr, SKIP: tl.constexpr, PAIRED: tl.constexpr, TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """dq = dy ⊙ (y + skip ⊙ w),  dk = dw ⊙ v,  dv = dw ⊙ k,  dw = w_grads + skip ⊙ q ⊙ dy."""
     token, channel, transform_offsets, _, row_mask = _document_tile(
         document_begins, document_lengths, first_channel, width, num_channels, transform_size,
-        num_tiles, TOKENS, CHANNELS,
+        num_tiles, PAIRED, TOKENS, CHANNELS,
     )  # fmt: skip
     w_grad = tl.load(w_grads + transform_offsets, mask=row_mask, other=0.0)
     skip_scale = 0.0

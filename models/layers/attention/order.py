@@ -29,6 +29,8 @@ class KernelsConfig:
     first that can compute a call. cudnn: cuDNN; flash: FlashAttention 2, also on CPU; flash4:
     FlashAttention 4 in its place (`pip install "headrace[flash4]"`; H100, H200, B200); efficient:
     for fp32 on GPUs; math: plain torch. `deterministic: true` leaves out cudnn."""
+    fft_convolution: Programs = added_field("confirmed")  # noqa: RUF009, it is immutable
+    """Programs of free long filters: confirmed, or next."""
     gated_rms_norm: Programs = "confirmed"
     """Programs of Mamba-2's gated norm. next: faster by the counts of their binaries, but on no
     device so far; they are attested like all others."""

@@ -35,10 +35,10 @@ import torch
 from support.kernels.bf16_interpreter import correct_bf16
 from headrace.models.attestation.cases.case import Draw, InputShape
 from headrace.models.attestation.cases.compare import evaluate, measure_errors
-from headrace.models.attestation.cases.convolutions import direct_case, modal_case
+from headrace.models.attestation.cases.convolutions import direct_case, fft_case, modal_case
 from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_cases, norm_cases
-from headrace.models.kernels import NEXT, choice, layout, modal, modal_next
+from headrace.models.kernels import NEXT, choice, fft_convolution, layout, modal, modal_next
 from headrace.models.kernels import short_convolution, ssd_next, toeplitz
 
 torch.set_num_threads(1)
@@ -52,9 +52,21 @@ norms = [*list(norm_cases())[:2], *list(gated_norm_cases())[:1]]
 scans = [ssd_case(1, 4, state=True, packed=True), ssd_case(2, 2, state=False, packed=False)]
 modals = [modal_case(5, gates=True, state=True, packed=True),
           modal_case(4, gates=False, state=False, packed=False)]
+fft_convolution.MAX_NUMBERS, fft_convolution.PRODUCT_BLOCK = 1, 16
+filters = [fft_case(33, 1, gates=True, packed=True), fft_case(40, 3, gates=False, packed=False)]
+odd = InputShape(2, 28, 39)
 with choice.next_programs(NEXT):
     found = {f"{case.kernel}: {case.name}": measure_errors(case, draw, shape)
              for case in (*scans, *norms, *modals)}
+    found |= {f"{case.kernel}: {case.name}": measure_errors(case, draw, odd) for case in filters}
+    products = fft_convolution._next_programs()
+    multiply = products.fft_convolution_multiply
+    class Nothing:
+        def __getitem__(self, grid):
+            return lambda *_, **__: None
+    products.fft_convolution_multiply = Nothing()
+    without_products = measure_errors(filters[1], draw, odd)
+    products.fft_convolution_multiply = multiply
     programs = ssd_next._programs()[0]
     outputs, launched = programs.ssd_chunk_outputs, []
     class Without:
@@ -103,7 +115,7 @@ for case in (
             results.append(evaluate(case.run, case.make(draw, long), draw, torch.Tensor.clone))
     equal += [torch.equal(results[0][name], results[1][name]) for name in results[0]]
 assert len(launched_filters) == 3
-print(json.dumps([found, without_decays, len(launched), without_later,
+print(json.dumps([found, without_decays, len(launched), without_later, without_products,
                   {**rounded, **{f"modal {name}": x for name, x in rounded_modal.items()}}, equal]))
 """
 
@@ -114,8 +126,8 @@ PATH = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
 
 @pytest.mark.slow
 def test_next_programs_are_right() -> None:
-    """Negative controls: without decays the next program of SSD is wrong, and without gradients
-    from later chunks that of Hyena-LI, so they are what ran."""
+    """Negative controls: the next programs of SSD are wrong without decays, those of Hyena-LI
+    without gradients from later chunks or without products of spectra, so they are what ran."""
     done = subprocess.run(
         [sys.executable, "-c", VALUES],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([TESTS, *PATH])},
@@ -124,12 +136,15 @@ def test_next_programs_are_right() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    cases, without_decays, launched, without_later, rounded, equal = json.loads(done.stdout)
-    assert len(cases) == 7
+    cases, without_decays, launched, without_later, without_products, rounded, equal = json.loads(
+        done.stdout
+    )
+    assert len(cases) == 9
     for name, tensor_errors in cases.items():
         assert max(tensor_errors.values()) < 1e-5, name
     assert max(without_decays.values()) > 1e-2 and launched == 2
     assert max(without_later.values()) > 1e-2 > max(list(without_later.values())[:1])
+    assert max(without_products.values()) > 1e-2
     assert max(rounded.values()) < 2e-2
     assert len(equal) == 16 and all(equal), "next programs with equal bits have others"
 
