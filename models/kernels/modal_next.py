@@ -25,7 +25,8 @@ MAX_CHUNK_TILES = 16
 CHANNELS = 128
 """Channels per program, one a thread."""
 UNROLL = 8
-"""Tokens that are loaded together; a power of two."""
+"""Tokens that are loaded together, a power of two; half above 16 states, for which Triton compiles
+these programs in three times as long."""
 BACKWARD_UNROLL = 4
 """The same where a thread has four and five numbers of each state."""
 MIN_WEIGHT = 1e-20
@@ -110,7 +111,7 @@ def backward(
     grad_x = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     chunk_grads, decay_sums = torch.empty_like(states), torch.empty_like(states)
     state_sums = states.new_empty(*states.shape[:3], modes + 1, CHANNELS)
-    constants["UNROLL"] = min(constants["UNROLL"], BACKWARD_UNROLL)
+    constants["UNROLL"] = _count_unrolled(BACKWARD_UNROLL, modes, block)
     _programs().modal_walk_outputs[grid](
         x, dy, position_ids, decays, weights, direct, states, grad_x, chunk_grads, state_sums,
         *sizes, *x.stride()[:2], *dy.stride()[:2], grad_x.shape[2], BACKWARD=True, **constants,
@@ -166,6 +167,10 @@ def _count_chunks(x: Tensor, width: int) -> tuple[int, int]:
     return -(-tiles // tiles_per_chunk), tiles_per_chunk
 
 
+def _count_unrolled(tokens: int, modes: int, block: int) -> int:
+    return min(tokens if modes <= 16 else max(tokens // 2, 1), block)
+
+
 def _layout(
     x: Tensor, rates: Tensor, positions: Tensor | None, gated: bool, block: int
 ) -> tuple[Tensor, tuple[int, ...], int, dict[str, Any], tuple[int]]:
@@ -178,7 +183,7 @@ def _layout(
         "TILE": TILE,
         "CHANNELS": CHANNELS,
         "MODES": modes,
-        "UNROLL": min(UNROLL, block),
+        "UNROLL": _count_unrolled(UNROLL, modes, block),
         "ALL": width % CHANNELS == 0,
         "num_warps": -(-CHANNELS // 32),
     }
