@@ -145,7 +145,7 @@ def _read_merges(model: dict[str, Any], added: Set[str]) -> tuple[dict[str, Pair
     if missing := [byte for byte, letter in enumerate(letters) if letter not in vocabulary]:
         raise Inexact(f"it has no token for the byte {missing[0]:#x}")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    if unknown := set().union(*chain.from_iterable(merges)).difference(letters):
+    if unknown := set("".join(chain.from_iterable(merges))).difference(letters):
         raise Inexact(f"its merges have the letter {min(unknown)!r}, which encodes no byte")
     last_merges = find_last_merges(merges)
     ids = [vocabulary[token] for token in (*letters, *last_merges)]
