@@ -34,7 +34,12 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
         assert process.returncode == 0, errors
     found = json.loads(said[0][0])
     norms = [f"a norm of {groups} groups" for groups in (1, 2, 3)]
-    states = ("states", "states and transition matrices", "states of next programs")
+    states = (
+        "states",
+        "states and transition matrices",
+        "states of next programs",
+        "states of Hyena-LI's next programs",
+    )
     for layout in (*states, "channels", "vocabulary", *norms):
         assert found.pop(layout) < 1e-5, layout
     assert len(found) == 11
