@@ -87,7 +87,7 @@ class Count(TorchDispatchMode):
 
 def _group(args: Any) -> dist.ProcessGroup:
     """Return the process group: the first object among the arguments of every operation."""
-    first = next(each for each in args if isinstance(each, torch.ScriptObject))
+    first = next(argument for argument in args if isinstance(argument, torch.ScriptObject))
     group: dist.ProcessGroup = dist.ProcessGroup.unbox(first)
     return group
 
@@ -119,8 +119,8 @@ def _serve(what: str, file: str, module: str, function: str, words: list[str]) -
             code = act() or 0
         except SystemExit as end:
             code = int(end.code or 0)
-    found = {"calls": count.calls, "bytes": count.bytes, "cpu": time.process_time()}
-    Path(file).write_text(json.dumps(found))
+    result = {"calls": count.calls, "bytes": count.bytes, "cpu": time.process_time()}
+    Path(file).write_text(json.dumps(result))
     return code
 
 

@@ -112,9 +112,11 @@ class FakeGpu(TorchDispatchMode):
             return self._device_for_cpp()
         if "device" in kwargs and torch.device(kwargs["device"] or HOST).type == "meta":
             kwargs["device"] = CUDA  # C++ repeats this answer
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        given = [
+            tree_leaf for tree_leaf in tree_leaves((args, kwargs)) if isinstance(tree_leaf, Tensor)
+        ]
         target = torch.device(kwargs.get("device") or HOST)
-        if target.type != "cuda" and not any(isinstance(each, FakeTensor) for each in given):
+        if target.type != "cuda" and not any(isinstance(item, FakeTensor) for item in given):
             return func(*args, **kwargs)
         if (answer := self._read(func, args, kwargs, target)) is not None:
             return answer
@@ -185,7 +187,7 @@ class FakeGpu(TorchDispatchMode):
         name = func.name()
         if func.is_view or name in NO_LAUNCH:
             return
-        results = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        results = [tree_leaf for tree_leaf in tree_leaves(result) if isinstance(tree_leaf, Tensor)]
         written = _written(func, args, kwargs)
         read = [] if name.startswith("aten::new_") or "_like" in name else given
         moved = _bytes([*read, *results])
@@ -194,13 +196,13 @@ class FakeGpu(TorchDispatchMode):
         if not name.endswith(WRITTEN_ONLY) and "out" not in kwargs:
             moved += _bytes(written)
         count = None if "att" in name else FORMULAS.get(func.overloadpacket)
-        shaped = [each for each in args if not isinstance(each, torch.dtype)]
+        shaped = [argument for argument in args if not isinstance(argument, torch.dtype)]
         flops = count(*shaped, **kwargs, out_val=result) if count is not None else 0
         self.launches.append(Launch(name, moved, int(flops), *_place()))
 
     def program(self, program: Any, *args: Any, **options: Any) -> None:
         """Record a launch of a Triton program."""
-        tensors = [each for each in (*args, *options.values()) if isinstance(each, Tensor)]
+        tensors = [item for item in (*args, *options.values()) if isinstance(item, Tensor)]
         name = f"triton::{program.fn.__name__}"
         self.launches.append(Launch(name, _bytes(tensors), 0, *_place()))
 
@@ -217,17 +219,17 @@ def _bytes(tensors: list[Tensor]) -> int:
     """Return the bytes of these tensors; a view inside another of them counts once."""
     spans: dict[int, list[tuple[int, int, int]]] = {}
     total = 0
-    for each in tensors:
-        size, stride = each.shape, each.stride()
+    for tensor in tensors:
+        size, stride = tensor.shape, tensor.stride()
         numel, last = 1, 0
         for n, step in zip(size, stride, strict=True):
             numel *= n if step else min(n, 1)
             last += (n - 1) * step
         if not numel:
             continue
-        begin = each.storage_offset() * each.itemsize
-        span = (begin, begin + (last + 1) * each.itemsize, numel * each.itemsize)
-        spans.setdefault(each.untyped_storage()._cdata, []).append(span)
+        begin = tensor.storage_offset() * tensor.itemsize
+        span = (begin, begin + (last + 1) * tensor.itemsize, numel * tensor.itemsize)
+        spans.setdefault(tensor.untyped_storage()._cdata, []).append(span)
     for views in spans.values():
         kept: list[tuple[int, int, int]] = []
         for view in sorted(views, key=lambda span: -span[2]):
@@ -239,15 +241,17 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
     """Return the tensors that an operation updates in place."""
-    schema, found = func._schema, []
+    schema, result = func._schema, []
     spared = NOT_WRITTEN.get(func.name(), ())
     for number, argument in enumerate(schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)
         if argument.name not in spared:
-            found += [each for each in tree_leaves(value) if isinstance(each, Tensor)]
-    return found
+            result += [
+                tree_leaf for tree_leaf in tree_leaves(value) if isinstance(tree_leaf, Tensor)
+            ]
+    return result
 
 
 def _place() -> tuple[str, bool]:

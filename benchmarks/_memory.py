@@ -52,19 +52,19 @@ def measured_rules(model: str, words: Sequence[str], choices: Sequence[str]) -> 
     gc.collect()
     earlier = _storages()  # DeepSpeed keeps engines of earlier cases alive
     rules = []
-    for each in choices:
-        with job_of(model, [*words, f"recompute={each}"]) as job:
+    for choice in choices:
+        with job_of(model, [*words, f"recompute={choice}"]) as job:
             rules.append(job.rules)
     # A first step allocates what later ones reuse; in a step ZeRO-3 learns the order of modules.
     turns = list(range(max(1, len(choices))))
     turns = sorted(2 * turns) if "engine.zero=3" in words else [0, *turns]
     with job_of(model, words, steps=len(turns)) as job:
-        found, seen = _train(job, rules, turns)
+        result, seen = _train(job, rules, turns)
     gc.collect()
     kept = sum(size for storage, size, place in earlier if storage() is not None and place in seen)
     peaks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(peaks, [peak - kept for peak in found])
-    return [list(each) for each in zip(*peaks, strict=True)]
+    dist.all_gather_object(peaks, [peak - kept for peak in result])
+    return [list(item) for item in zip(*peaks, strict=True)]
 
 
 def _train(
@@ -111,9 +111,11 @@ def _train(
 def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
     """Return the storages of all tensors in host memory, their bytes and their addresses."""
     tensors = [thing for thing in gc.get_objects() if type(thing) in TENSOR_TYPES]
-    tensors = [each for each in tensors if each.device.type == "cpu"]
-    tensors += [each.grad for each in tensors if each.is_leaf and type(each.grad) in TENSOR_TYPES]
-    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
+    tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
+    tensors += [
+        tensor.grad for tensor in tensors if tensor.is_leaf and type(tensor.grad) in TENSOR_TYPES
+    ]
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
     return [
         (weakref.ref(storage), storage.nbytes(), storage.data_ptr())
         for storage in storages.values()
@@ -124,4 +126,4 @@ def counted(model: str, words: Sequence[str]) -> list[dict[str, int]]:
     """Return the bytes by part at the highest level of a step, of each stage's tensor ranks."""
     with job_of(model, words) as job:
         stages = range(job.run.layout.pp)
-        return [each.parts for stage in stages for each in timelines(job, stage)]
+        return [timeline.parts for stage in stages for timeline in timelines(job, stage)]

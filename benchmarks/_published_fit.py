@@ -94,7 +94,7 @@ class Fit:
 
     def find_slopes(self, figures: Figures, errors: Numbers) -> Numbers:
         moved = [self.log_errors(self.move(figures, STEP * row)) for row in np.eye(len(self.names))]
-        return np.stack([(other - errors) / STEP for other in moved], axis=1)
+        return np.stack([(item - errors) / STEP for item in moved], axis=1)
 
     def fit_to(self, known: Numbers) -> Figures:
         """Return the figures that fit these runs best."""
@@ -117,7 +117,7 @@ class Fit:
         """Predict each run from those that it knows; leave out a run that knows too few."""
         predictions = []
         for run in self.runs:
-            known = np.array([is_known(run, other) for other in self.runs])
+            known = np.array([is_known(run, item) for item in self.runs])
             if known.sum() < len(self.names):
                 continue
             figures = self.fit_to(known)
@@ -151,5 +151,5 @@ def constant_error(run: Run, others: Sequence[Run]) -> float:
     def rate(other: Run) -> float:
         return other.hardware_flops * other.tokens / other.seconds / other.get("world")
 
-    alike = [other for other in others if other.get("fp8", False) == run.get("fp8", False)]
-    return rate(run) / float(np.median([rate(other) for other in alike or others])) - 1
+    alike = [item for item in others if item.get("fp8", False) == run.get("fp8", False)]
+    return rate(run) / float(np.median([rate(item) for item in alike or others])) - 1

@@ -90,7 +90,7 @@ def main() -> None:
         for label, tokenizer in (("bpe", bpe), ("byte", "byte")):
             taken: list[tuple[float, float]] = []
             for _ in range(ROUNDS + 1):  # the first round warms up
-                made = BuildConfig(
+                result = BuildConfig(
                     inputs=(str(corpus),),
                     out=str(folder / "out"),
                     tokenizer=tokenizer,
@@ -98,7 +98,7 @@ def main() -> None:
                     engine=ExecutorConfig(workers=1),
                 )
                 rule.seconds = reading.seconds = 0.0
-                whole = seconds(partial(build, made))
+                whole = seconds(partial(build, result))
                 taken.append((rule.seconds, whole - rule.seconds - reading.seconds))
                 shutil.rmtree(folder / "out")
             more, without = map(statistics.median, zip(*taken[1:], strict=True))

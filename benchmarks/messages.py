@@ -96,7 +96,7 @@ def batches(
     numbers = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocabulary, (number, 1, length), generator=numbers)[..., part]
     ends = torch.tensor([0, length])
-    return [Batch(each, each, torch.ones(each.shape), ends) for each in tokens]
+    return [Batch(token, token, torch.ones(token.shape), ends) for token in tokens]
 
 
 def work(cases: list[Case]) -> list[tuple[Counter[str], Counter[str], float]]:
@@ -125,30 +125,30 @@ def least(
     model: Model, config: ModelConfig, layout: LayoutConfig, parallel: Parallel
 ) -> dict[str, float]:
     """Return the least bytes that this rank sends in a step, by axis."""
-    found = dict.fromkeys(("state", "copies", "pp", "tp", "cp", "ep"), 0.0)
+    result = dict.fromkeys(("state", "copies", "pp", "tp", "cp", "ep"), 0.0)
     for shard in local_shards(model).values():
         ranks = (parallel.replicas if shard.experts else parallel.data).size
         size = FP32 * torch.Size(shard.local).numel()
-        found["state"] += 2 * size * (ranks - 1) / ranks
+        result["state"] += 2 * size * (ranks - 1) / ranks
         copies = shard.copies.size
-        found["copies"] += 2 * size / ranks * (copies - 1) / copies
+        result["copies"] += 2 * size / ranks * (copies - 1) / copies
     tokens = ROWS // parallel.dp * LENGTH // (layout.cp * layout.tp)
     stream = FP32 * tokens * config.width
     chunks = range(parallel.pipe.stage, layout.all_chunks, layout.pp)
     for chunk in chunks:
         sends = [chunk + 1] * (chunk < parallel.pipe.last_chunk) + [chunk] * (chunk > 0)
-        found["pp"] += stream * sum(model.stream_tensors(each) for each in sends)
+        result["pp"] += stream * sum(model.stream_tensors(send) for send in sends)
     operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
     ends = (0 in chunks) + (parallel.pipe.last_chunk in chunks)
-    found["tp"] = 2 * (2 * len(operators) + ends) * (layout.tp - 1) * stream
+    result["tp"] = 2 * (2 * len(operators) + ends) * (layout.tp - 1) * stream
     for options in (config.operators[name] for name in _called(config, model)):
         if options.attention_heads and layout.cp > 1:
             heads = options.heads + options.kv_heads
             sent = 2 * heads * (config.width // options.heads) * tokens * FP32
-            found["cp"] += 2 * sent * (layout.cp - 1) / layout.cp
+            result["cp"] += 2 * sent * (layout.cp - 1) / layout.cp
         if options.expert_count:
-            found["ep"] += 4 * options.top_k * stream * (layout.ep - 1) / layout.ep
-    return found
+            result["ep"] += 4 * options.top_k * stream * (layout.ep - 1) / layout.ep
+    return result
 
 
 def _called(config: ModelConfig, model: Model) -> list[str]:
@@ -162,8 +162,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name has this word")
     only = parser.parse_args().only.lower()
     cases = [case for case in CASES if only in str(case).lower()]
-    found = _ranks.run(RANKS, work, cases)
-    for case, (calls, sizes, needed) in zip(cases, found, strict=True):
+    result = _ranks.run(RANKS, work, cases)
+    for case, (calls, sizes, needed) in zip(cases, result, strict=True):
         kinds = ", ".join(
             f"{calls[kind] / RANKS:g} {kind} {sizes[kind] / RANKS / 1e6:.3g} MB"
             for kind in sorted(calls)

@@ -144,26 +144,26 @@ def main() -> None:
         planted = write_corpus(corpus)
         texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
         size = sum(len(text.encode()) for text in texts) / 1e6
-        speeds, found = {}, {}
+        speeds, result = {}, {}
         for name in WAYS:
             command = ["taskset", "-c", core, sys.executable, "-m", "benchmarks.neardup"]
             run = subprocess.run([*command, name, folder], capture_output=True, text=True)
             if run.returncode:
                 raise SystemExit(f"{name} failed: {run.stderr[-2000:]}")
             speeds[name] = size / float(run.stdout.split()[-1])
-            found[name] = clusters(name, f"{folder}/{name}")
+            result[name] = clusters(name, f"{folder}/{name}")
         ratio = speeds["ours"] / speeds["datatrove"]
         print(
             f"neardup, {len(texts):,} documents, {size:.0f} MB: {speeds['ours']:.1f} MB per CPU "
             f"second, {ratio:.1f}× of datatrove ({speeds['datatrove']:.2f})"
         )
         for name in ("datatrove", "ours_again"):
-            one, other = set(found["ours"]), set(found[name])
+            one, other = set(result["ours"]), set(result[name])
             print(
                 f"documents with a near-duplicate: {len(one):,}, {name.replace('_', ' ')} "
                 f"{len(other):,}; in both {len(one & other) / len(one | other):.1%} of either"
             )
-        show_planted(texts, planted, found)
+        show_planted(texts, planted, result)
 
 
 def show_planted(

@@ -173,9 +173,9 @@ def real(folder: Path) -> None:
         for length in LENGTHS:
             out = f"{url}-{length}"
             start = time.process_time()
-            made = pack(PackConfig(dataset=url, out=out, length=length, engine=ONE))
+            result = pack(PackConfig(dataset=url, out=out, length=length, engine=ONE))
             spent = time.process_time() - start
-            counts = made.generations[0].provenance["pack"]
+            counts = result.generations[0].provenance["pack"]
             each = f"; {spent / len(lengths) * 1e6:.2f} s for a million documents, with the files"
             report(name, lengths, length, counts, each)
 

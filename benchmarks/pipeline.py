@@ -104,7 +104,7 @@ class Piped:
 
 def build(config: ModelConfig, rows: list[Batch]) -> list[Piped]:
     """Return an engine for each schedule with even cuts, and with cuts by cost. Collective."""
-    found = []
+    result = []
     for words in SCHEDULES:
         layout = LayoutConfig(pp=dist.get_world_size(), **words)
         choices = {
@@ -115,8 +115,8 @@ def build(config: ModelConfig, rows: list[Batch]) -> list[Piped]:
             chosen = LayoutConfig(pp=layout.pp, cuts=cuts, **words)
             built = _ranks.build(config, Fsdp2Config(), chosen, LENGTH, "fp32")
             times = chunk_times(*built, rows[0])
-            found.append(Piped(f"{layout.schedule}, {name}", *built, times))
-    return found
+            result.append(Piped(f"{layout.schedule}, {name}", *built, times))
+    return result
 
 
 def chunk_times(engine: Engine, parallel: Parallel, batch: Batch) -> Times:
@@ -131,8 +131,8 @@ def chunk_times(engine: Engine, parallel: Parallel, batch: Batch) -> Times:
     engine.discard()
     everyone: list[Any] = [None] * parallel.world
     dist.all_gather_object(everyone, mine)
-    found = {chunk: times for each in everyone for chunk, times in each.items()}
-    forward, backward = zip(*(found[chunk] for chunk in sorted(found)), strict=True)
+    result = {chunk: times for item in everyone for chunk, times in item.items()}
+    forward, backward = zip(*(result[chunk] for chunk in sorted(result)), strict=True)
     return {"forward": forward, "backward": backward}
 
 
@@ -197,8 +197,8 @@ class _Sleep(torch.autograd.Function):
     def forward(
         ctx: Any, seconds: float, outputs: list[torch.Tensor], *stream: torch.Tensor
     ) -> Any:
-        ctx.seconds, ctx.gradients = seconds, [torch.zeros_like(each) for each in stream]
-        return torch.zeros(()), *(each.clone() for each in outputs)
+        ctx.seconds, ctx.gradients = seconds, [torch.zeros_like(item) for item in stream]
+        return torch.zeros(()), *(output.clone() for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -223,7 +223,7 @@ def on_cores(orders: Orders, times: Times, cores: float) -> float:
         rate = min(1.0, cores / len(left))
         shortest = min(left.values())
         clock += shortest / rate
-        for stage in [each for each in left if left[each] <= shortest]:
+        for stage in [item for item in left if left[item] <= shortest]:
             action = orders[stage][places[stage]]
             done.add((action.kind, action.chunk, action.micro))
             places[stage] += 1
@@ -253,8 +253,8 @@ def step_times(model: str, number: int, rounds: int) -> list[str]:
     cores, config = len(os.sched_getaffinity(0)), config_of(model)
     rows = batches(number, config.vocab_size, slice(None), 0, LENGTH)
     piped = build(config, rows)
-    asleep: dict[str, list[float]] = {each.name: [] for each in piped}
-    computing: dict[str, list[tuple[float, float, float]]] = {each.name: [] for each in piped}
+    asleep: dict[str, list[float]] = {item.name: [] for item in piped}
+    computing: dict[str, list[tuple[float, float, float]]] = {item.name: [] for item in piped}
     for round_ in range(rounds + 1):
         for each in piped:
             pause, _, _ = each.step(rows, Asleep(each.engine, each.times))
@@ -331,24 +331,24 @@ def overhead(model: str) -> list[str]:
 
     def pairs(engine: Any, count: int, end: Callable[[], None]) -> list[tuple[float, float]]:
         """Return CPU seconds of the executor and of the plain loop; each comes first in turn."""
-        found = []
+        result = []
         for pair in range(count):
             taken = {}
             for act in (executed, plain)[:: (-1) ** pair]:
                 taken[act] = seconds(act, engine)
                 end()
-            found.append((taken[executed], taken[plain]))
-        return found[count // 10 :]  # the first warm up
+            result.append((taken[executed], taken[plain]))
+        return result[count // 10 :]  # the first warm up
 
     gc.disable()  # a collection would fall into one of them
     idle = pairs(Idle(engine), IDLE, lambda: None)
     least, least_plain = (min(column) for column in zip(*idle, strict=True))
     more = (least - least_plain) / number
-    found = pairs(engine, PAIRS, engine.discard)
-    taken = median(plain for _, plain in found) / number
+    times = pairs(engine, PAIRS, engine.discard)
+    taken = median(plain for _, plain in times) / number
     return [
-        f"executor on one stage: {spread([a / b for a, b in found], 3)}x the CPU time of the plain "
-        f"loop, in {len(found)} pairs; the limit is 1.01",
+        f"executor on one stage: {spread([a / b for a, b in times], 3)}x the CPU time of the plain "
+        f"loop, in {len(times)} pairs; the limit is 1.01",
         f"executor on one stage, without a model: {1e6 * more:.1f} µs of CPU more for a "
         f"micro-batch, {more / taken:.3%} of a micro-batch of {LENGTH} tokens "
         f"({1e3 * taken:.1f} ms); the limit is 1%",

@@ -44,13 +44,13 @@ def main() -> None:
     }
     commands["torch"] = [sys.executable, "-c", "import torch"]
     first = {name: taken_by(words) for name, words in commands.items()}  # traces
-    found: dict[str, list[Taken]] = {name: [] for name in commands}
+    result: dict[str, list[Taken]] = {name: [] for name in commands}
     for _ in range(RUNS):  # the commands take turns
         for name, words in commands.items():
-            found[name].append(taken_by(words))
+            result[name].append(taken_by(words))
     middle = {
         name: Taken(*(median(column) for column in zip(*rows, strict=True)))
-        for name, rows in found.items()
+        for name, rows in result.items()
     }
     torch = middle.pop("torch")
     for name, (seconds, size) in middle.items():

@@ -57,11 +57,11 @@ class Counts:
     """Bytes that the forward pass keeps for the backward pass, weights left out."""
 
     def bytes(self, *kinds: str) -> int:
-        return sum(each.bytes for each in self.launches if kind_of(each) in kinds)
+        return sum(launch.bytes for launch in self.launches if kind_of(launch) in kinds)
 
     @property
     def gemm_flops(self) -> int:
-        return sum(each.flops for each in self.launches if kind_of(each) == "GEMM")
+        return sum(launch.flops for launch in self.launches if kind_of(launch) == "GEMM")
 
     @property
     def gemm_time(self) -> float:

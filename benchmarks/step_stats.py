@@ -42,7 +42,7 @@ def pickled(stacked: torch.Tensor) -> list[bytes]:
             (
                 message[:FLOATS].view(torch.float64).tolist(),
                 message[FLOATS : FLOATS + ROWS].tolist(),
-                [each.to_bytes(8, "little", signed=True) for each in message[-2 * ROWS :].tolist()],
+                [item.to_bytes(8, "little", signed=True) for item in message[-2 * ROWS :].tolist()],
             )
         )
         for message in stacked

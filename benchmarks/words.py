@@ -116,12 +116,12 @@ def line(label: str, figures: Sequence[float]) -> str:
 
 def rooms() -> dict[str, list[Path]]:
     """Return the modules of each room: a folder of a folder; its other modules are one room."""
-    found: dict[str, list[Path]] = {}
+    result: dict[str, list[Path]] = {}
     for folder in FOLDERS:
         for file in sorted((ROOT / folder).rglob("*.py")):
             room = "/".join(file.relative_to(ROOT).parts[:-1][:2])
-            found.setdefault(room, []).append(file)
-    return found
+            result.setdefault(room, []).append(file)
+    return result
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -168,15 +168,17 @@ def test_the_reference_has_every_command_and_option(pages: dict[str, str]) -> No
         name, command = commands.pop()
         program = next((part for part in name.split()[1:2] if f"reference/{part}.md" in pages), "")
         title = name.removeprefix("headrace ") if program else name
-        _, found, section = pages[f"reference/{program or 'headrace'}.md"].partition(
+        _, result, section = pages[f"reference/{program or 'headrace'}.md"].partition(
             f"\n## {title}\n"
         )
-        assert found, name
+        assert result, name
         section = section.partition("\n## ")[0]
         options = [
-            each for each in command.params if isinstance(each, click.Option) and not each.hidden
+            param
+            for param in command.params
+            if isinstance(param, click.Option) and not param.hidden
         ]
-        missing = [each.opts[0] for each in options if f"`{each.opts[0]}" not in section]
+        missing = [option.opts[0] for option in options if f"`{option.opts[0]}" not in section]
         assert not missing, (name, missing)
         count += 1
         if isinstance(command, click.Group):
@@ -190,11 +192,11 @@ def test_the_reference_has_every_command_and_option(pages: dict[str, str]) -> No
 
 def test_the_reference_has_every_key(pages: dict[str, str]) -> None:
     text = "\n".join(pages[f"reference/{name}-file.md"] for name in ROOTS)
-    found = {section for root, _, _ in ROOTS.values() for section in sections(root)}
+    result = {section for root, _, _ in ROOTS.values() for section in sections(root)}
     # Base classes hold fields for their subclasses; no file has such a section itself.
-    bases = {base for kind in found for base in kind.__mro__[1:]}
-    assert set(configurations()) <= found | bases
-    for kind in found:
+    bases = {base for kind in result for base in kind.__mro__[1:]}
+    assert set(configurations()) <= result | bases
+    for kind in result:
         for field in dataclasses.fields(kind):
             assert not field.init or f"`{field.name}`: `" in text, (kind, field.name)
 
@@ -216,10 +218,10 @@ def test_arguments_of_other_programs_lead_to_keys() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_reference_has_every_public_name(name: str, pages: dict[str, str]) -> None:
-    _, found, section = pages["reference/python.md"].partition(f": `{name}`\n")
+    _, result, section = pages["reference/python.md"].partition(f": `{name}`\n")
     names = public_names(import_module(name))
-    assert found and names
-    assert not [each for each in names if f"\n### `{each}`\n" not in section]
+    assert result and names
+    assert not [item for item in names if f"\n### `{item}`\n" not in section]
 
 
 def test_docstrings_are_not_read_as_html() -> None:

@@ -121,15 +121,15 @@ def vars_of(shard: Any) -> Any:
 
 def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     held = manifests.load(str(work / "dataset"))
-    (made,) = held.generations
-    (shard,) = manifests.load_table(str(work / "dataset"), made)
+    (output,) = held.generations
+    (shard,) = manifests.load_table(str(work / "dataset"), output)
     drop = str(work / "drop.parquet")
     if kind == "manifest":
         return of_dataset(work, "dataset", "manifest.json", lambda opened: opened.manifest)
     if kind == "shard table":
-        return of_dataset(work, "dataset", made.table, whole)
+        return of_dataset(work, "dataset", output.table, whole)
     if kind in ("list of inputs", "digests"):
-        provenance = made.provenance
+        provenance = output.provenance
         name = provenance["inputs"]["name"] if kind != "digests" else provenance["digests"][0]
         return of_dataset(work, "dataset", name, lambda opened: read_named(opened.url, name))
     if kind == "tokenizer":

@@ -39,12 +39,12 @@ SAFE_LOADERS = ("_loader()", "yaml.SafeLoader", "yaml.CSafeLoader")
 def full_names(tree: ast.AST) -> dict[str, str]:
     """Return what each imported name stands for: `load` → `torch.load`."""
     return {
-        each.asname or each.name: (
-            each.name if isinstance(node, ast.Import) else f"{node.module}.{each.name}"
+        name.asname or name.name: (
+            name.name if isinstance(node, ast.Import) else f"{node.module}.{name.name}"
         )
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for each in node.names
+        for name in node.names
     }
 
 

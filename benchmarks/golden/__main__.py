@@ -96,15 +96,15 @@ def against_recordings(asked: argparse.Namespace) -> int:
             recorded = kept[case]
             other = [key for key in here if here[key] != recorded.circumstances.get(key)]
             exact = not other and not asked.rounding
-            found = difference(recorded.curve, curve, None if exact else limits_of(case))
+            result = difference(recorded.curve, curve, None if exact else limits_of(case))
             how = "to the bit" if exact else "within bounds"
             if not exact and other:
                 how += f" (other {', '.join(other)})"
-            if found is None:
+            if result is None:
                 say(f"ok      {case}: {len(curve.loss)} steps equal {how}, {seconds:.0f} s")
                 continue
             failed.append(case)
-            say(f"FAILED  {case}: {found}; recorded from commit {recorded.commit[:12]}")
+            say(f"FAILED  {case}: {result}; recorded from commit {recorded.commit[:12]}")
             say(f"        loss {spread(recorded.curve.loss, curve.loss)}")
             say(f"        gradient norm {spread(recorded.curve.norm, curve.norm)}")
             if exact and difference(recorded.curve, curve, limits_of(case)) is None:
@@ -160,8 +160,8 @@ def compared(case: Case, a: Curve | GoldenError, b: Curve | GoldenError) -> tupl
         if isinstance(curve, GoldenError):
             return str(case), "-", "-", "-", f"FAILED in {name}: {curve}"
     assert isinstance(a, Curve) and isinstance(b, Curve)
-    found = difference(a, b, limits_of(case))
-    verdict = EQUAL if a == b else ROUNDING if found is None else f"MOVED: {found}"
+    result = difference(a, b, limits_of(case))
+    verdict = EQUAL if a == b else ROUNDING if result is None else f"MOVED: {result}"
     ledger = "equal" if a.ledger == b.ledger else "DIFFERS"
     return str(case), ledger, str(spread(a.loss, b.loss)), str(spread(a.norm, b.norm)), verdict
 

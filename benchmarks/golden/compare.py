@@ -85,10 +85,10 @@ def spread(a: Sequence[Number], b: Sequence[Number]) -> Spread:
 def difference(recorded: Curve, trained: Curve, limits: Limits | None) -> Difference | None:
     """Compare the steps that both curves have; without limits, to the bit. The ledger is always
     compared to the bit. Return the earliest difference."""
-    found = []
+    result = []
     for step, (a, b) in enumerate(zip(recorded.ledger, trained.ledger, strict=False)):
         if a != b:
-            found.append(Difference("ledger", step, a, b, 0.0))
+            result.append(Difference("ledger", step, a, b, 0.0))
             break
     curves = (
         ("loss", recorded.loss, trained.loss, limits and limits.loss),
@@ -98,6 +98,6 @@ def difference(recorded: Curve, trained: Curve, limits: Limits | None) -> Differ
         for step, (x, y) in enumerate(zip(ours, theirs, strict=False)):
             limit = bounds.at(step) if bounds else 0.0
             if relative(x, y) > limit:
-                found.append(Difference(quantity, step, x, y, limit))
+                result.append(Difference(quantity, step, x, y, limit))
                 break
-    return min(found, key=lambda each: each.step, default=None)
+    return min(result, key=lambda each: each.step, default=None)

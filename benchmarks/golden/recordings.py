@@ -28,10 +28,10 @@ INSTRUCTIONS = ("sse4", "avx", "fma", "f16c", "amx", "bf16", "asimd", "sve")
 
 def circumstances(workshop: Workshop) -> dict[str, Any]:
     """Return all that may change a bit of a run, besides the tree: versions, CPU, threads."""
-    found: dict[str, Any] = json.loads(
+    result: dict[str, Any] = json.loads(
         workshop.run([sys.executable, "-c", f"PACKAGES = {PACKAGES!r}\n{PROBE}"])
     )
-    return {**found, **processor(), "threads": workshop.threads}
+    return {**result, **processor(), "threads": workshop.threads}
 
 
 def processor() -> dict[str, str]:

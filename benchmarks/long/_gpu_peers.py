@@ -38,12 +38,12 @@ def measured(
 
     def step() -> float:
         tokens = torch.randint(config.vocab_size, (1, sizes.tokens + 1), generator=generator)
-        found = loss(tokens.to(sizes.device, non_blocking=True))
-        found.backward()
+        answer = loss(tokens.to(sizes.device, non_blocking=True))
+        answer.backward()
         torch.nn.utils.clip_grad_norm_(weights, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return float(found)
+        return float(answer)
 
     result = timed_steps(step, sizes)
     line = Line(model=model, packed=False)

@@ -102,8 +102,8 @@ def fp8(dry: bool) -> int:
                 scale_b=scale_b.T,
                 out_dtype=torch.bfloat16,
             )
-            wanted = (a8.float() * scale_a) @ (b8.float() * scale_b).T
-            off = float((multiply().float() - wanted).norm() / wanted.norm())
+            expected = (a8.float() * scale_a) @ (b8.float() * scale_b).T
+            off = float((multiply().float() - expected).norm() / expected.norm())
             fast, usual = clock.seconds(multiply), clock.seconds(lambda a=a, b=b: a @ b.T)
             casts = clock.seconds(lambda a=a: quantised(a))
         except Exception as error:

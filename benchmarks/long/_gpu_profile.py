@@ -75,7 +75,7 @@ def _launches(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
     calls = {}
     for event, containing in _nested(timed):
         if event["cat"] in CALLS and "correlation" in event.get("args", {}):
-            calls[event["args"]["correlation"]] = [each["name"] for each in containing]
+            calls[event["args"]["correlation"]] = [item["name"] for item in containing]
     for event in timed:
         correlation = event.get("args", {}).get("correlation")
         if event.get("cat") in DEVICE and correlation in calls:
@@ -86,14 +86,14 @@ def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
     """Yield the class of each operation on the CPU, its event, and its time without those that it
     calls."""
     inner: Counter[int] = Counter()
-    found = []
+    result = []
     for event, containing in _nested(timed):
         if event["cat"] == "cpu_op":
-            found.append((event, [*(each["name"] for each in containing), event["name"]]))
-            above = [each for each in containing if each["cat"] == "cpu_op"]
+            result.append((event, [*(item["name"] for item in containing), event["name"]]))
+            above = [item for item in containing if item["cat"] == "cpu_op"]
             if above:
                 inner[id(above[-1])] += event["dur"]
-    for event, names in found:
+    for event, names in result:
         yield kind_of_launch(names), event, event["dur"] - inner[id(event)]
 
 

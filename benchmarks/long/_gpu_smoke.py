@@ -61,9 +61,11 @@ def take_step(sizes: Sizes, line: Line) -> Step:
     with order_attention(make_job(line, sizes).run):
         sums = engine(row[:, :-1], row[:, 1:], weights, documents)
         engine.backward(sums.total / tokens, last=True)
-    found = [(each.parameter, each.data.detach().clone()) for each in engine.gradients()]
+    result = [
+        (gradient.parameter, gradient.data.detach().clone()) for gradient in engine.gradients()
+    ]
     norm = update(engine, 1e-4).grad_norm
-    return Step(sums.total.detach() / tokens, torch.tensor(norm), dict(found))
+    return Step(sums.total.detach() / tokens, torch.tensor(norm), dict(result))
 
 
 def error(got: Tensor, wanted: Tensor) -> float:
@@ -84,11 +86,11 @@ def smoke(dry: bool) -> int:
     for name, line in compared.items():
         steps[name] = take_step(sizes, line).values()
         clear(sizes.device)
-        loss, norm = (float(steps[name][each]) for each in ("loss", "norm"))
+        loss, norm = (float(steps[name][item]) for item in ("loss", "norm"))
         print(f"{name}: loss {loss:.5f}, norm {norm:.5f}", flush=True)
     wrong, errors = 0, {}
-    for name, wanted in steps["fp32"].items():
-        ours, plain = (error(steps[kind][name], wanted) for kind in ("kernels", "plain torch"))
+    for name, expected in steps["fp32"].items():
+        ours, plain = (error(steps[kind][name], expected) for kind in ("kernels", "plain torch"))
         errors[name] = ours
         if not ours <= 2 * plain + BOUNDS["bfloat16"]:
             wrong += 1

@@ -49,22 +49,22 @@ def ncu(kernel: str, dry: bool) -> int:
     words += ["--page", "details", "--launch-count", str(LAUNCHES)]
     words += [word for section in SECTIONS for word in ("--section", section)]
     done = subprocess.run([*words, *command], stdout=subprocess.PIPE, text=True)
-    found = list(launches(done.stdout.splitlines()))
-    for line in found or done.stdout.splitlines()[-20:]:
+    result = list(launches(done.stdout.splitlines()))
+    for line in result or done.stdout.splitlines()[-20:]:
         print(f"ncu {kernel}: {line}", flush=True)
-    return done.returncode or (0 if found else 1)
+    return done.returncode or (0 if result else 1)
 
 
 def launches(output: Iterable[str]) -> Iterator[str]:
     """Yield a line for each launch in ncu's CSV."""
     rows = [line for line in output if line.startswith('"')]
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for row in csv.DictReader(rows):
         launch = f"{row['ID']} {row['Kernel Name'].split('(')[0]}"
         if (label := METRICS.get(row.get("Metric Name") or "")) is not None:
             text = f"{row['Metric Value']} {row['Metric Unit']}".strip()
-            found.setdefault(launch, []).append(f"{text} {label}")
-    for launch, metrics in found.items():
+            result.setdefault(launch, []).append(f"{text} {label}")
+    for launch, metrics in result.items():
         yield f"{launch}: {', '.join(dict.fromkeys(metrics))}"
 
 

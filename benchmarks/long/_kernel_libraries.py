@@ -23,13 +23,13 @@ CHUNK = 256
 
 def installed(find: Callable[[], Iterator[tuple[str, Passes]]]) -> dict[str, Passes]:
     """Return the peers that `find` yields before a library is missing."""
-    found: dict[str, Passes] = {}
+    result: dict[str, Passes] = {}
     try:
-        found.update(find())
+        result.update(find())
     except Exception as error:  # a library that does not import is no peer
         if not isinstance(error, ModuleNotFoundError):
             print(f"  a peer does not import: {type(error).__name__}: {error}"[:200], flush=True)
-    return found
+    return result
 
 
 def triton_code(module: str) -> ModuleType:

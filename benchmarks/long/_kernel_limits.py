@@ -103,13 +103,13 @@ def recorded(case: Case, draw: Draw, shape: InputShape) -> float:
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
-        wanted = evaluate(case.run, inputs, known, Tensor.clone)
+        expected = evaluate(case.run, inputs, known, Tensor.clone)
     torch.cuda.current_stream().wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         replayed = evaluate(case.run, inputs, known, Tensor.clone)
     graph.replay()
-    return difference(replayed, wanted)
+    return difference(replayed, expected)
 
 
 class Alike(Draw):

@@ -132,8 +132,8 @@ def raw_boto3(folder: Path, workers: int) -> Callable[[], Batches]:
         client = boto3.client("s3")
 
         def get(key: str, start: int, end: int) -> bytes:
-            wanted = f"bytes={start}-{end - 1}"
-            body: bytes = client.get_object(Bucket=BUCKET, Key=key, Range=wanted)["Body"].read()
+            expected = f"bytes={start}-{end - 1}"
+            body: bytes = client.get_object(Bucket=BUCKET, Key=key, Range=expected)["Body"].read()
             return body
 
         return raw(get, objects)

@@ -69,11 +69,11 @@ def run(shop: Workshop, case: Case, what: str, steps: int) -> dict[str, Any]:
             errors = process.communicate()[1]
             if process.returncode not in (STOPPED, 0):  # rank 0 alone says that it stopped early
                 raise SystemExit(f"{case} failed in {shop.tree.commit}:\n{errors[-3000:]}")
-        found = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+        result = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
     return {
-        "calls": sum((Counter(each["calls"]) for each in found), Counter()),
-        "bytes": sum((Counter(each["bytes"]) for each in found), Counter()),
-        "cpu": sum(each["cpu"] for each in found),
+        "calls": sum((Counter(item["calls"]) for item in result), Counter()),
+        "bytes": sum((Counter(item["bytes"]) for item in result), Counter()),
+        "cpu": sum(item["cpu"] for item in result),
     }
 
 

@@ -95,13 +95,13 @@ def report_kills(folder: Path, tokens: float) -> None:
     for files in PASSES.values():
         kill_after(files, killed, command(corpus, killed, memory))
     subprocess.run(command(corpus, killed, memory), stderr=subprocess.DEVNULL, check=True)
-    expected, found = hashes(whole), hashes(killed)
-    same = sum(found.get(name) == digest for name, digest in expected.items()) / len(expected)
+    expected, result = hashes(whole), hashes(killed)
+    same = sum(result.get(name) == digest for name, digest in expected.items()) / len(expected)
     print(
         f"{tokens:.2f} GB of tokens, killed by SIGKILL while {' and while '.join(PASSES)}: "
         f"{same:.0%} of the {len(expected)} files are those of a build without kills"
     )
-    assert expected == found
+    assert expected == result
 
 
 def kill_after(files: str, out: Path, words: list[str]) -> None:

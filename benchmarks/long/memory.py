@@ -132,7 +132,7 @@ def cells() -> Iterator[Cell]:
         ):  # ZeRO-0 sums bf16 gradients in bf16
             yield from (Cell(model, engine, layout, choice, "bf16") for choice in FEWER[:2])
         if engine in ("fsdp2", "zero2", "zero3") and layout in ("one", "dp2", "tp2", "cp2", "ring"):
-            yield from (Cell(model, engine, layout, each, "fp32", LONG) for each in FEWER[:2])
+            yield from (Cell(model, engine, layout, item, "fp32", LONG) for item in FEWER[:2])
 
 
 def counted(cell: Cell) -> int | str:
@@ -153,10 +153,10 @@ def measure(chosen: Sequence[Cell], file: Path) -> None:
         runs[cell.model, *cell.words].append(cell)
     for (model, *words), alike in runs.items():
         choices = [RECOMPUTE[cell.recompute] for cell in alike]
-        found = _memory.measured_rules(model, words, choices)
+        result = _memory.measured_rules(model, words, choices)
         if dist.get_rank() == 0:
             with file.open("a") as lines:
-                for cell, peaks in zip(alike, found, strict=True):
+                for cell, peaks in zip(alike, result, strict=True):
                     lines.write(json.dumps({"cell": cell.name, "measured": max(peaks)}) + "\n")
 
 
@@ -171,29 +171,29 @@ def measured(file: Path) -> dict[str, int]:
 def main(folder: Path, words: Sequence[str], *, known_only: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "measured.jsonl"
-    wanted = [set(word.split(",")) for word in words]
-    chosen = [cell for cell in cells() if all(each & set(cell.name.split()) for each in wanted)]
+    expected = [set(word.split(",")) for word in words]
+    chosen = [cell for cell in cells() if all(item & set(cell.name.split()) for item in expected)]
     number, known = len(chosen), measured(file)
     if known_only:
         chosen = [cell for cell in chosen if cell.name in known]
-    found: dict[Cell, int] = {}
+    answer: dict[Cell, int] = {}
     refused: Counter[str] = Counter()
     for cell in chosen:
         result = counted(cell)
         if isinstance(result, str):
             refused[f"{cell.model} {cell.engine} {cell.layout}: {result}"] += 1
         else:
-            found[cell] = result
+            answer[cell] = result
     groups: dict[tuple[str, int], list[Cell]] = defaultdict(list)
-    for cell in found:
+    for cell in answer:
         if cell.name not in known:
             groups[cell.engine, cell.ranks].append(cell)
     for (_, ranks), group in groups.items():
         _ranks.run(ranks, measure, group, file)
     known = measured(file)
-    for line in report({cell: (size, known[cell.name]) for cell, size in found.items()}, refused):
+    for line in report({cell: (size, known[cell.name]) for cell, size in answer.items()}, refused):
         print(line, flush=True)
-    print(f"measured: {len(found)} of {number} cells")
+    print(f"measured: {len(answer)} of {number} cells")
 
 
 def report(found: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterator[str]:

@@ -80,10 +80,10 @@ def main(kept: str | None = None) -> None:
 
 
 def installed(reader: str) -> bool:
-    found = reader not in NEEDED or importlib.util.find_spec(NEEDED[reader]) is not None
-    if not found:
+    result = reader not in NEEDED or importlib.util.find_spec(NEEDED[reader]) is not None
+    if not result:
         print(f"object_storage: {NEEDED[reader]} is not installed; {reader} is left out")
-    return found
+    return result
 
 
 # Corpora
@@ -164,7 +164,7 @@ def compare(folder: Path, readers: list[str]) -> None:
                     if figures := run(name, folder, workers):
                         passes[name, state, workers].append(figures)
     medians = {
-        key: {name: median(each[name] for each in runs) for name in runs[0]}
+        key: {name: median(item[name] for item in runs) for name in runs[0]}
         for key, runs in passes.items()
     }
     rates = {key: each["tokens"] / each["cpu"] / 1e6 for key, each in medians.items()}

@@ -53,10 +53,10 @@ def moved(shop: Workshop, curve: Curve) -> str | None:
     """Compare with the recording as `make regress` does; return the quantity that differs."""
     recorded = Recording(CASE.model, "short").load().get(CASE, shop.digest(CASE))
     exact = circumstances(shop) == recorded.circumstances
-    found = difference(recorded.curve, curve, None if exact else limits_of(CASE))
+    result = difference(recorded.curve, curve, None if exact else limits_of(CASE))
     beyond = difference(recorded.curve, curve, limits_of(CASE))
-    assert (found is None) == (beyond is None), "on another machine, the bounds alone must see it"
-    return None if found is None else found.quantity
+    assert (result is None) == (beyond is None), "on another machine, the bounds alone must see it"
+    return None if result is None else result.quantity
 
 
 @pytest.mark.slow
@@ -128,27 +128,27 @@ def test_equal_curves_do_not_differ() -> None:
 
 
 def test_one_bit_differs() -> None:
-    found = difference(curve(), curve(loss=(2, 2.0000000000000004)), None)
-    assert found is not None and (found.quantity, found.step) == ("loss", 2)
-    assert "2.0 → 2.0000000000000004" in str(found) and "equal bits" in str(found)
+    result = difference(curve(), curve(loss=(2, 2.0000000000000004)), None)
+    assert result is not None and (result.quantity, result.step) == ("loss", 2)
+    assert "2.0 → 2.0000000000000004" in str(result) and "equal bits" in str(result)
 
 
 @pytest.mark.parametrize("limits", [None, LIMITS])
 def test_the_ledger_is_compared_to_the_bit(limits: Limits | None) -> None:
-    found = difference(curve(), curve(ledger=(1, "x")), limits)
-    assert found is not None and (found.quantity, found.step) == ("ledger", 1)
+    result = difference(curve(), curve(ledger=(1, "x")), limits)
+    assert result is not None and (result.quantity, result.step) == ("ledger", 1)
 
 
 def test_bounds_grow_with_the_step() -> None:
     assert difference(curve(), curve(loss=(3, 1.0 + 7.9e-6)), LIMITS) is None
-    found = difference(curve(), curve(loss=(2, 2.0 + 2 * 4.1e-6)), LIMITS)
-    assert found is not None and (found.quantity, found.step) == ("loss", 2)
+    result = difference(curve(), curve(loss=(2, 2.0 + 2 * 4.1e-6)), LIMITS)
+    assert result is not None and (result.quantity, result.step) == ("loss", 2)
     assert Bounds(1e-6, 1.0, 1e-3).at(10**6) == 1e-3
 
 
 def test_the_earliest_difference_is_named() -> None:
-    found = difference(curve(), curve(loss=(3, 5.0), norm=(1, 5.0)), LIMITS)
-    assert found is not None and (found.quantity, found.step) == ("gradient norm", 1)
+    result = difference(curve(), curve(loss=(3, 5.0), norm=(1, 5.0)), LIMITS)
+    assert result is not None and (result.quantity, result.step) == ("gradient norm", 1)
 
 
 @pytest.mark.parametrize("limits", [None, LIMITS])

@@ -38,13 +38,13 @@ def test_device_time_belongs_to_the_operation_that_launched_it() -> None:
     events.append(event("kernel", "k", 25.0, 5.0, 1))  # a second launch of the call, at once
     events.append(event("kernel", "k", 5.0, 5.0, 999))  # of an earlier step
     events.append(event("gpu_user_annotation", "FSDP::all_gather", 0.0, 900.0))
-    found = _gpu_profile.shares(events, steps=1, cuda=True)
-    wanted = {kind: sum(d for each, _, d in launched if each == kind) for kind in found.seconds}
-    wanted["GEMM"] += 5.0
-    assert found.seconds == pytest.approx({kind: 1e-6 * time for kind, time in wanted.items()})
-    assert found.launches == len(launched) + 1
-    assert found.busy == pytest.approx(75e-6)
-    assert sum(map(found.share, found.seconds)) == pytest.approx(1)
+    result = _gpu_profile.shares(events, steps=1, cuda=True)
+    expected = {kind: sum(d for each, _, d in launched if each == kind) for kind in result.seconds}
+    expected["GEMM"] += 5.0
+    assert result.seconds == pytest.approx({kind: 1e-6 * time for kind, time in expected.items()})
+    assert result.launches == len(launched) + 1
+    assert result.busy == pytest.approx(75e-6)
+    assert sum(map(result.share, result.seconds)) == pytest.approx(1)
 
 
 def test_launches_of_ncu_are_lines() -> None:

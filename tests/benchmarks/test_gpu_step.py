@@ -72,7 +72,9 @@ def test_models_are_the_shipped_ones() -> None:
         assert config == load_model_config(name)
     assert TINY.keys() == MODELS.keys()
     plain = with_kernels(MODELS["hybrid-1b"], "torch")
-    assert plain.kernel == "torch" and {each.kernel for each in plain.operators.values()} == {  # type: ignore[attr-defined]
+    assert plain.kernel == "torch" and {
+        operator.kernel for operator in plain.operators.values()
+    } == {  # type: ignore[attr-defined]
         "torch"
     }
 

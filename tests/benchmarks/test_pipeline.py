@@ -16,7 +16,7 @@ def test_cores_are_a_resource_of_a_step(schedule: str, stages: int, chunks: int)
     """With a core for each stage the time is the simulator's; one core is never idle."""
     orders = SCHEDULES[schedule].orders(stages, chunks, 5)
     forward = [1.0 + 0.37 * chunk for chunk in range(stages * chunks)]
-    times = {"forward": forward, "backward": [2.1 * each for each in forward]}
+    times = {"forward": forward, "backward": [2.1 * item for item in forward]}
     free = simulate(orders, times).time
     assert on_cores(orders, times, stages) == pytest.approx(free)
     work = 5 * (sum(times["forward"]) + sum(times["backward"]))

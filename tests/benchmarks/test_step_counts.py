@@ -205,10 +205,10 @@ def test_rows_of_experts_move_in_four_launches_in_a_layer(steps: list[list[Any]]
 def test_gradients_are_joined_inside_products_and_norms(steps: list[list[Any]]) -> None:
     """Gradients of the parts of a projection, and of two readers of the residual stream. One
     concatenation is left, of what the host reads, and one sum, for the tied embedding."""
-    found = {name: (sums, launches) for name, *_, sums, _, launches in steps[:-1]}
+    result = {name: (sums, launches) for name, *_, sums, _, launches in steps[:-1]}
     routers = ["backward: AddmmBackward0"] * layers_of("tiny-moe", "moe")
     for name, others in (("tiny-transformer", []), ("tiny-moe", routers)):
-        sums, launches = found[name]
+        sums, launches = result[name]
         assert launches["aten::cat"] == 1, name
         assert sorted(sums) == [*others, "backward: EmbeddingBackward0"], name
 
@@ -222,7 +222,7 @@ def test_gemm_flops_are_those_of_the_weights(steps: list[list[Any]], config_name
     matrices = sum(weight.numel() for weight in weights if weight.dim() > 1)
     if config.tie_embeddings is False:
         matrices -= config.vocab_size * config.width  # rows of the embedding are gathered
-    operators = [each.operator for block in model.typed_blocks() for each in block.branches()]
+    operators = [branch.operator for block in model.typed_blocks() for branch in block.branches()]
     matrices -= sum(operator.unused_parameters() for operator in operators)
     [flops] = [flops for name, flops, *_ in steps[:-1] if name == config_name]
     assert flops == 6 * TOKENS * matrices
@@ -242,10 +242,10 @@ def test_recompute_runs_each_kernel_again(steps: list[list[Any]]) -> None:
     for name, *_, again, launches in steps[:-1]:
         if name not in RECOMPUTED:
             continue
-        kernels = {each for each in launches if each.startswith("triton::")}
-        repeated = {each for each in kernels if again[each] > launches[each]}
+        kernels = {launch for launch in launches if launch.startswith("triton::")}
+        repeated = {kernel for kernel in kernels if again[kernel] > launches[kernel]}
         assert {"triton::rms_norm_forward"} < repeated, name
-        assert {each for each in kernels if each.endswith("_backward")} <= again.keys()
+        assert {kernel for kernel in kernels if kernel.endswith("_backward")} <= again.keys()
 
 
 def test_an_operation_without_a_class_is_an_error() -> None:

@@ -51,9 +51,9 @@ def test_json_has_the_same_report() -> None:
 
 
 def test_every_requirement_is_checked() -> None:
-    found = json.loads(doctor("--json").stdout)["found"]
+    result = json.loads(doctor("--json").stdout)["found"]
     for name in ("pyarrow", "numpy", "tokenizers", "fsspec", "s3fs", "triton"):
-        assert name in found
+        assert name in result
 
 
 def test_a_missing_package_fails_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

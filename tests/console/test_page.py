@@ -57,23 +57,23 @@ def test_a_page_as_html_has_its_texts() -> None:
             "",
         ]
     )
-    made = Elements(render_html(page))
-    assert made.texts("title") == made.texts("h1") == ["Dataset web"]
-    assert made.texts("th") == ["kind", "count"]
-    assert made.texts("td") == ["code", "1,234", HOSTILE, "5"]
-    numbers = [text for (_, text), kind in zip(made.found, made.classes, strict=True) if kind]
+    result = Elements(render_html(page))
+    assert result.texts("title") == result.texts("h1") == ["Dataset web"]
+    assert result.texts("th") == ["kind", "count"]
+    assert result.texts("td") == ["code", "1,234", HOSTILE, "5"]
+    numbers = [text for (_, text), kind in zip(result.found, result.classes, strict=True) if kind]
     assert numbers == ["count", "1,234", "5"]
-    assert made.texts("code") == ["code"]
-    assert made.texts("p") == ["First.\nSecond."]
-    assert len(made.texts("br")) == 1
-    assert made.texts("pre") == ["\n".join(block[1:-1])]
-    assert not made.texts("script")
+    assert result.texts("code") == ["code"]
+    assert result.texts("p") == ["First.\nSecond."]
+    assert len(result.texts("br")) == 1
+    assert result.texts("pre") == ["\n".join(block[1:-1])]
+    assert not result.texts("script")
 
 
 def test_the_ending_decides() -> None:
     page = "# A\n\n" + "\n".join(table(("", ""), [("name", "value")])) + "\n"
     assert render_file(page, "s3://b/card.md") == page.encode()
     for out in ("card.html", "CARD.HTML"):
-        made = Elements(render_file(page, out).decode())
-        assert made.texts("td") == ["name", "value"]
-        assert not made.texts("th")
+        result = Elements(render_file(page, out).decode())
+        assert result.texts("td") == ["name", "value"]
+        assert not result.texts("th")

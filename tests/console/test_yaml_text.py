@@ -83,10 +83,10 @@ def test_invalid_counts_are_errors(text: str) -> None:
 
 def test_a_count_remembers_its_text() -> None:
     """The key decides what it means: after a size, B is bytes."""
-    (found,) = yaml_text.value("[64B]")
-    assert (found, found.text, type(found + 0)) == (64 * 10**9, "64B", int)
-    assert pickle.loads(pickle.dumps(found)).text == "64B"
-    assert yaml_text.emit({"n": found}) == "n: 64000000000\n"
+    (result,) = yaml_text.value("[64B]")
+    assert (result, result.text, type(result + 0)) == (64 * 10**9, "64B", int)
+    assert pickle.loads(pickle.dumps(result)).text == "64B"
+    assert yaml_text.emit({"n": result}) == "n: 64000000000\n"
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,11 @@ VALUES = {
 @given(data=st.data())
 def test_columns_are_those_of_pyarrow(kind: Any, data: st.DataObject) -> None:
     values = data.draw(st.lists(VALUES[kind] | st.none(), max_size=20))
-    made = arrow_column(values, kind)
-    made.validate(full=True)
-    assert made.type == kind
-    assert made.equals(pa.array(values, kind))
-    assert made.null_count == values.count(None)
+    result = arrow_column(values, kind)
+    result.validate(full=True)
+    assert result.type == kind
+    assert result.equals(pa.array(values, kind))
+    assert result.null_count == values.count(None)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64])

@@ -168,7 +168,7 @@ def test_equal_wrong_answers_accuse_the_file_and_different_ones_the_way(
     damage(faulty, kind, "garbled")
     different = error()
     assert "different bytes each time" in different.message and "network" in str(different.hint)
-    assert all("s3://rows/web/" in found.message for found in (same, different))
+    assert all("s3://rows/web/" in item.message for item in (same, different))
 
 
 def test_a_store_that_fails_is_not_a_missing_dataset(faulty: FaultyStore) -> None:

@@ -164,11 +164,11 @@ def exists(sample: str) -> bool:
 
 
 def test_each_use_of_names_as_keys_has_a_sample() -> None:
-    found: Counter[str] = Counter()
+    result: Counter[str] = Counter()
     for path, text in sources().items():
         room = "/".join(path.split("/")[:-1][:2])
-        found[room] += sum(bool(USE.search(line)) for line in text.splitlines())
-    assert +found == Counter({room: count for room, (count, _) in USES.items()})
+        result[room] += sum(bool(USE.search(line)) for line in text.splitlines())
+    assert +result == Counter({room: count for room, (count, _) in USES.items()})
     assert RENEW or not [sample for _, sample in USES.values() if not exists(sample)]
 
 

@@ -208,10 +208,10 @@ READ = re.compile(r"\b(?:config|reader|options)\.(?:build|load|build_checked)\(\
 
 def test_every_configuration_that_is_read_has_a_sample() -> None:
     """A class that is built by `config.build`, `config.load` or `build_checked` is listed."""
-    found = set(READ.findall("\n".join(sources().values())))
+    result = set(READ.findall("\n".join(sources().values())))
     listed = {place.partition(":")[2] for place in ROOTS.values()}
-    assert found <= listed, found - listed
-    assert len(found) > 8
+    assert result <= listed, result - listed
+    assert len(result) > 8
 
 
 def test_a_renamed_key_is_found() -> None:
@@ -310,8 +310,8 @@ def test_variables_of_the_environment() -> None:
     """Words in capitals that stand in quotes: names that the product reads or sets. (Those of
     kernels are constants of Triton programs.)"""
     texts = (text for path, text in sources().items() if not str(path).startswith("models/kernels"))
-    found = set(VARIABLE.findall("\n".join(texts)))
-    compare("environment.txt", "".join(f"{name}\n" for name in sorted(found)))
+    result = set(VARIABLE.findall("\n".join(texts)))
+    compare("environment.txt", "".join(f"{name}\n" for name in sorted(result)))
 
 
 @cache

@@ -179,8 +179,8 @@ def test_commands_that_read_the_samples_print_the_samples(step: Step, read: Path
 
 def test_files_of_a_build_that_goes_on(made: Made) -> None:
     """Tasks, states and locks: the next start of a killed build or search reads them."""
-    found = {name: distinct(shapes) for name, shapes in sorted(made[2].items())}
-    compare("keys/work.json", as_text(found))
+    result = {name: distinct(shapes) for name, shapes in sorted(made[2].items())}
+    compare("keys/work.json", as_text(result))
 
 
 def test_what_the_board_serves_and_keeps(read: Path) -> None:

@@ -55,15 +55,15 @@ def shard_table(sample: Path, again: Path) -> None:
 
 
 def about(sample: Path, again: Path) -> None:
-    found = abouts.load(str(sample.parent))
-    assert found is not None
-    abouts.save(str(again.parent), found)
+    result = abouts.load(str(sample.parent))
+    assert result is not None
+    abouts.save(str(again.parent), result)
 
 
 def near_duplicates(sample: Path, again: Path) -> None:
-    found = results.load(f"{str(sample.parent).removesuffix('.neardup')}.parquet")
-    assert found is not None
-    results.save(f"{str(again.parent).removesuffix('.neardup')}.parquet", found)
+    result = results.load(f"{str(sample.parent).removesuffix('.neardup')}.parquet")
+    assert result is not None
+    results.save(f"{str(again.parent).removesuffix('.neardup')}.parquet", result)
 
 
 def plan(sample: Path, again: Path) -> None:

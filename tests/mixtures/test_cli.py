@@ -253,7 +253,7 @@ def test_the_ending_of_a_card_decides(mixture, tmp_path):
     run("card", mixture, "--out", tmp_path / "card.md")
     assert (tmp_path / "card.md").read_text() == shown
     run("card", mixture, "--out", tmp_path / "card.html")
-    made = (tmp_path / "card.html").read_text()
-    assert made.startswith("<!doctype html>") and "<th>source</th>" in made
+    result = (tmp_path / "card.html").read_text()
+    assert result.startswith("<!doctype html>") and "<th>source</th>" in result
     refused = run("card", mixture, "--out", tmp_path / "card.txt", code=2)
     assert "card.txt does not end in .md or .html" in refused.stderr

@@ -217,7 +217,7 @@ def test_expert_ranks_hold_their_experts() -> None:
     """Each rank has a quarter of the experts; among 8 ranks, 2 hold the same ones."""
     config = load_model_config("tiny-moe")
     degrees = Degrees(dp=4, tp=2, ep=4)
-    whole, shards = (rank_shards(config, each, 0) for each in (Degrees(), degrees))
+    whole, shards = (rank_shards(config, item, 0) for item in (Degrees(), degrees))
     names = [name for name, shard in shards.items() if shard.experts]
     assert names == [name for name in whole if name.endswith((".gate_up", ".down"))]
     sizes = {name: math.prod(whole[name].local) for name in names}

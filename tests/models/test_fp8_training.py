@@ -63,7 +63,7 @@ def losses(seed: int, steps: int, config: Fp8Config | None = None, wrong: bool =
     model.bfloat16()
     optimizer = torch.optim.AdamW([m.requires_grad_() for m in masters], lr=4e-3)
     weights = torch.ones(ROWS, LENGTH)
-    found = []
+    result = []
     exact = fp8.row_scales
     coarse = mock.patch.object(fp8, "row_scales", lambda tops: COARSE * exact(tops))
     with coarse if wrong else nullcontext():
@@ -78,8 +78,8 @@ def losses(seed: int, steps: int, config: Fp8Config | None = None, wrong: bool =
             with torch.no_grad():
                 for parameter, master in zip(model.parameters(), masters, strict=True):
                     parameter.copy_(master)
-            found.append(float(total.detach()) / weights.numel())
-    return torch.tensor(found).view(10, -1).mean(1)
+            result.append(float(total.detach()) / weights.numel())
+    return torch.tensor(result).view(10, -1).mean(1)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
@@ -102,14 +102,14 @@ def test_most_products_are_in_fp8() -> None:
 
 
 def test_the_first_steps_follow_bf16() -> None:
-    found = compare(30)
-    assert found["bf16"][-1] < found["bf16"][0]
-    assert 0 < found["fp8"] < found["seeds"] < found["wrong scales"] / 2, found
+    result = compare(30)
+    assert result["bf16"][-1] < result["bf16"][0]
+    assert 0 < result["fp8"] < result["seeds"] < result["wrong scales"] / 2, result
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_300_steps_stay_within_the_noise_of_seeds() -> None:
-    found = compare(300)
-    assert found["bf16"][-1] < 0.7 * found["bf16"][0]
-    assert 0 < found["fp8"] < found["seeds"] < found["wrong scales"] / 2, found
+    result = compare(300)
+    assert result["bf16"][-1] < 0.7 * result["bf16"][0]
+    assert 0 < result["fp8"] < result["seeds"] < result["wrong scales"] / 2, result

@@ -32,8 +32,8 @@ N = 5
 @pytest.fixture
 def evals(tmp_path: Path) -> list[Path]:
     rng = random.Random(5)
-    made = [[" ".join(rng.choices("abcdef", k=12)) for _ in range(6)] for _ in range(2)]
-    return [write_jsonl(tmp_path / f"{k}-evals.jsonl", texts) for k, texts in enumerate(made)]
+    result = [[" ".join(rng.choices("abcdef", k=12)) for _ in range(6)] for _ in range(2)]
+    return [write_jsonl(tmp_path / f"{k}-evals.jsonl", texts) for k, texts in enumerate(result)]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def search(dataset: Path, evals: list[Path], engine: ExecutorConfig) -> Contamin
 
 def expected(dataset: Path, evals: list[Path]) -> set[tuple[int, str, int, int]]:
     """Return the runs of words of the documents whose n-grams all are in an evaluation."""
-    found = set()
+    result = set()
     for path in evals:
         known = set()
         for line in path.read_text().splitlines():
@@ -73,25 +73,30 @@ def expected(dataset: Path, evals: list[Path]) -> set[tuple[int, str, int, int]]
                 last = k
                 while any(nxt := [s for s in starts if last < s <= last + N]):
                     last = max(nxt)
-                found.add((number, str(path), k, last + N - k))
-    return found
+                result.add((number, str(path), k, last + N - k))
+    return result
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_places_are_those_of_sets(dataset: Path, evals: list[Path], workers: int) -> None:
     result = search(dataset, evals, ExecutorConfig(workers=workers))
     assert result.documents == 300
-    found = [(each.document, each.evaluation, each.word, each.words) for each in result.findings]
-    assert set(found) == expected(dataset, evals)
-    assert len(found) == len(set(found)) > 50
+    answer = [
+        (finding.document, finding.evaluation, finding.word, finding.words)
+        for finding in result.findings
+    ]
+    assert set(answer) == expected(dataset, evals)
+    assert len(answer) == len(set(answer)) > 50
     documents = read_dataset(dataset)
-    for each in result.findings:
-        origin, text, _ = documents[each.document]
-        assert (each.file, each.position) == (origin.file, origin.position)
-        assert each.text == text[each.start : each.end]
-        assert each.text.split() == text.split()[each.word : each.word + each.words]
-        record = json.loads(Path(each.evaluation).read_text().splitlines()[each.record])["text"]
-        assert " ".join(each.text.lower().split()[:N]) in record
+    for finding in result.findings:
+        origin, text, _ = documents[finding.document]
+        assert (finding.file, finding.position) == (origin.file, origin.position)
+        assert finding.text == text[finding.start : finding.end]
+        assert finding.text.split() == text.split()[finding.word : finding.word + finding.words]
+        record = json.loads(Path(finding.evaluation).read_text().splitlines()[finding.record])[
+            "text"
+        ]
+        assert " ".join(finding.text.lower().split()[:N]) in record
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 1)), max_size=12))
@@ -120,8 +125,8 @@ def test_the_command_prints_and_writes(tmp_path: Path, dataset: Path, evals: lis
     assert result.exit_code == 0, result.output
     expected = search(dataset, evals, ONE)
     assert f"document {expected.findings[0].document} (" in result.output
-    assert pq.read_table(out).to_pylist() == [vars(found) for found in expected.findings]
+    assert pq.read_table(out).to_pylist() == [vars(finding) for finding in expected.findings]
     data = json.loads(CliRunner().invoke(main, [*command, *options, "--json"]).stdout)
-    assert data["findings"] == [vars(found) for found in expected.findings]
+    assert data["findings"] == [vars(finding) for finding in expected.findings]
     wrong = CliRunner().invoke(main, [*command, "--ngram", "0"])
     assert (wrong.exit_code, "at least 1 word" in wrong.output) == (2, True)

@@ -110,10 +110,10 @@ def test_the_interval_covers_the_truth_95_times_in_100(spread: float, kind: str)
         octets[np.cumsum(parts) - 1] = size - (parts - 1) * PIECE_CHARACTERS
         tokens = np.ceil(octets * rate[owner]).astype(np.int64)
         chosen = rng.random(len(owner)) < 0.05
-        found = Counts(bytes=int(size.sum()), pieces=len(owner))
-        found.measure(tokens[chosen], octets[chosen], np.zeros(int(chosen.sum()), int))
-        assert found.error is not None
-        held += abs(found.tokens - tokens.sum()) <= found.error
+        result = Counts(bytes=int(size.sum()), pieces=len(owner))
+        result.measure(tokens[chosen], octets[chosen], np.zeros(int(chosen.sum()), int))
+        assert result.error is not None
+        held += abs(result.tokens - tokens.sum()) <= result.error
         runs += 1
     assert 0.9 < held / runs < 0.985
 
@@ -151,8 +151,8 @@ def test_a_text_that_cannot_be_tokenized_is_a_bad_record(tmp_path: Path) -> None
     with pytest.raises(InputError, match="too many for the `tokenizers`") as caught:
         count(full)
     assert caught.value.where == f"{path}, record 2"
-    found = count(replace(full, on_error="skip"))
-    assert (found.documents, found.tokens, found.bad, found.error) == (2, 4 + 2, 1, 0)
+    result = count(replace(full, on_error="skip"))
+    assert (result.documents, result.tokens, result.bad, result.error) == (2, 4 + 2, 1, 0)
 
 
 @pytest.mark.parametrize("freedom, point", [(29, 2.045), (50, 2.009), (100, 1.984)])

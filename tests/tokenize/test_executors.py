@@ -41,8 +41,8 @@ def dies(number: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_all_events_of_tasks_are_yielded(workers: int) -> None:
-    found = list(executors.run(ExecutorConfig(workers=workers), squares, range(5)))
-    assert sorted(found) == sorted([*range(5), *(k * k for k in range(5))])
+    result = list(executors.run(ExecutorConfig(workers=workers), squares, range(5)))
+    assert sorted(result) == sorted([*range(5), *(k * k for k in range(5))])
 
 
 def test_a_user_error_of_a_task_reaches_the_caller(tmp_path: Path) -> None:
@@ -146,12 +146,12 @@ def test_workers_exit_when_their_build_is_killed(tmp_path: Path) -> None:
 
 def _group(number: int) -> list[str]:
     """Return the processes of a process group."""
-    found = []
+    result = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[2]) == number and fields[0] != "Z":
-            found.append(path.parent.name)
-    return found
+            result.append(path.parent.name)
+    return result

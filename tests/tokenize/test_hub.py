@@ -74,9 +74,9 @@ def test_a_build_from_the_hub(tmp_path: Path, hub: Hub) -> None:
         engine=ONE,
     )
     build(config)
-    found = read_dataset(tmp_path / "out")
-    assert [text for _, text, _ in found] == [*LINES, *ROWS]
-    assert {origin.file for origin, _, _ in found} == {
+    result = read_dataset(tmp_path / "out")
+    assert [text for _, text, _ in result] == [*LINES, *ROWS]
+    assert {origin.file for origin, _, _ in result} == {
         f"{URL}/data/a.jsonl",
         f"{URL}/data/more/b.parquet",
     }

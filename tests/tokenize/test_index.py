@@ -21,15 +21,15 @@ DOCUMENTS = [np.append(np.arange(1, 1 + n) * 7 % 250, 256).tolist() for n in (3,
 def check(folder: Path, **options: Any) -> Dataset:
     """Index a folder, and check that it has DOCUMENTS."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    made = index(IndexConfig(url=str(folder), engine=ONE, end_id=256, **options))
-    assert (made.documents, made.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
-    assert made.tokenizer.end_of_document == 256
+    result = index(IndexConfig(url=str(folder), engine=ONE, end_id=256, **options))
+    assert (result.documents, result.tokens) == (len(DOCUMENTS), sum(map(len, DOCUMENTS)))
+    assert result.tokenizer.end_of_document == 256
     dataset = Dataset(str(folder))
-    ids = np.empty(made.tokens, np.int64)
+    ids = np.empty(result.tokens, np.int64)
     dataset.fill(0, ids)
     assert ids.tolist() == [id for document in DOCUMENTS for id in document]
     starts = np.cumsum([0, *map(len, DOCUMENTS)])[:-1].tolist()
-    spans = dataset.documents(0, made.tokens)
+    spans = dataset.documents(0, result.tokens)
     assert [span.first_token for span in spans] == starts
     assert all(path.read_bytes() == data for path, data in before.items())
     assert verify(str(folder), ONE) == []
@@ -166,8 +166,8 @@ def test_a_tokenizer_decodes_ids(tmp_path: Path) -> None:
 
     write_megatron(tmp_path / "a", [[*b"hello", 256]], "uint16")
     index(IndexConfig(url=str(tmp_path), tokenizer="byte", engine=ONE))
-    found = inspect.document(str(tmp_path), 0)
-    origin, ids = found.origin, found.ids
+    result = inspect.document(str(tmp_path), 0)
+    origin, ids = result.origin, result.ids
     assert inspect.text(str(tmp_path), ids) == "hello<|endoftext|>"
     assert origin.file == "a.bin"
 
@@ -270,9 +270,9 @@ def test_files_that_are_not_a_dataset(tmp_path: Path, write: Any, message: str) 
 
 def end_of(folder: Path, **options: Any) -> int | None:
     """Return the end-of-document id of a new index, and remove its manifest."""
-    made = index(IndexConfig(url=str(folder), engine=ONE, **options))
+    result = index(IndexConfig(url=str(folder), engine=ONE, **options))
     (folder / "manifest.json").unlink()
-    return made.tokenizer.end_of_document
+    return result.tokenizer.end_of_document
 
 
 def test_the_end_of_documents_is_not_guessed(

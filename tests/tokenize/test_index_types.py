@@ -29,8 +29,8 @@ def write_mds(folder: Path, encoding: str, values: list[Any], **options: Any) ->
 
 
 def indexed(url: str, **options: Any) -> list[int]:
-    made = index(IndexConfig(url=url, engine=ONE, end_id="none", **options))
-    ids = np.empty(made.tokens, np.int64)
+    result = index(IndexConfig(url=url, engine=ONE, end_id="none", **options))
+    ids = np.empty(result.tokens, np.int64)
     Dataset(url).fill(0, ids)
     assert verify(url, ONE) == []
     Path(url, "manifest.json").unlink()

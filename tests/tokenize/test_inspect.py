@@ -39,20 +39,20 @@ def test_summary_and_description_of_a_dataset(corpus: Path, run_build: Run) -> N
     out = run_build(corpus, dedup="exact")
     write_jsonl(corpus / "9.jsonl", [*texts(5, seed=9), "twice", "twice"])
     run_build(corpus, dedup="exact")
-    made = manifest.load(str(out))
-    found = inspect.summary(str(out))
-    assert (found["hash"], found["documents"], found["tokens"]) == (
-        made.hash,
+    output = manifest.load(str(out))
+    result = inspect.summary(str(out))
+    assert (result["hash"], result["documents"], result["tokens"]) == (
+        output.hash,
         250,
-        made.tokens,
+        output.tokens,
     )
-    first, second = found["generations"]
+    first, second = result["generations"]
     assert (first["documents"], second["documents"]) == (244, 6)
     assert second["counts"]["duplicates"] == 1
     assert second["inputs"]["files"] == 1
     text = inspect.describe(str(out))
-    assert made.hash in text
-    assert f"{made.tokens:,} tokens in 250 documents" in text
+    assert output.hash in text
+    assert f"{output.tokens:,} tokens in 250 documents" in text
     assert "generation 1: 6 documents" in text
     assert "duplicates: 1" in text
     assert "documents end with 256" in text
@@ -89,8 +89,8 @@ def test_a_build_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.Monke
     again = CliRunner().invoke(main, f"{command} --json".split())
     summaries = json.loads(again.stdout)
     assert sum(entry["documents"] for entry in summaries) == 27
-    (made,) = summaries[0]["generations"]
-    assert made["records_read"] - sum(made["left_out"].values()) == 27
+    (output,) = summaries[0]["generations"]
+    assert output["records_read"] - sum(output["left_out"].values()) == 27
 
 
 def test_a_document_is_shown_with_the_line_that_editors_count(

@@ -88,8 +88,8 @@ LONG = dict.fromkeys(("fasta", "compressed"), pytest.mark.long)
 def test_a_worker_uses_less_than_one_gibibyte(tmp_path: Path, name: str) -> None:
     file, write, code, options = CASES[name]
     write(tmp_path / file)
-    found = peak(tmp_path / file, "--tokenizer", "byte", "--out", tmp_path / "out", *options)
-    assert found[0] == code, found[2]
-    assert found[1] < LIMIT
+    result = peak(tmp_path / file, "--tokenizer", "byte", "--out", tmp_path / "out", *options)
+    assert result[0] == code, result[2]
+    assert result[1] < LIMIT
     if code:
-        assert "more than 32 MiB" in found[2]
+        assert "more than 32 MiB" in result[2]

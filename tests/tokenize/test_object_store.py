@@ -105,11 +105,11 @@ def test_a_build_on_an_object_store(corpus: Path, tmp_path: Path, moto: int) -> 
     build(config("s3://data/corpus", "s3://data/out", **options))
     before = download("s3://data/out")
     assert not [name for name in before if "work" in name]
-    found = read_dataset("s3://data/out/train")
-    assert found[0][0].file.startswith("s3://data/corpus/")
+    result = read_dataset("s3://data/out/train")
+    assert result[0][0].file.startswith("s3://data/corpus/")
     build(config(str(corpus), str(tmp_path / "local"), **options))
     held = read_dataset(tmp_path / "local" / "train")
-    assert sorted(text for _, text, _ in found) == sorted(text for _, text, _ in held)
+    assert sorted(text for _, text, _ in result) == sorted(text for _, text, _ in held)
     build(config("s3://data/corpus", "s3://data/out", **options))
     assert download("s3://data/out") == before
 
@@ -147,13 +147,13 @@ def document_steps(root: str) -> list[object]:
         )
     )
     packed = pack(PackConfig(dataset=f"{root}/view", length=512, out=f"{root}/packed", engine=ONE))
-    found = find_contamination(
+    result = find_contamination(
         ContaminationConfig(dataset=f"{root}/documents", evaluations=evaluations, engine=ONE)
     )
     return [
         (near.documents, near.duplicates, near.clusters),
         (chosen.documents, chosen.tokens, packed.documents, packed.tokens),
-        len(found.findings),
+        len(result.findings),
         *(read_texts(f"{root}/{name}") for name in ("documents", "view", "talks")),
         re.sub(r"`[0-9a-f]{64}`", "", card(f"{root}/talks")).replace(root, ""),
     ]

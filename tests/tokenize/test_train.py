@@ -42,11 +42,11 @@ def test_sample_size_is_independent_of_compression(tmp_path: Path, packing: str)
         path = tmp_path / "a.jsonl.gz"
         path.write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
     assert taken(path) == documents
-    wanted = size(documents) // 5
-    some = taken(path, sample_bytes=wanted)
-    assert some == taken(path, sample_bytes=wanted)
+    expected = size(documents) // 5
+    some = taken(path, sample_bytes=expected)
+    assert some == taken(path, sample_bytes=expected)
     assert some == [text for text in documents if text in set(some)]
-    assert wanted <= size(some) <= wanted + max(len(text.encode()) for text in documents)
+    assert expected <= size(some) <= expected + max(len(text.encode()) for text in documents)
     places = [documents.index(text) for text in some]
     assert 200 < sum(places) / len(places) < 300, "the sample covers the whole corpus"
 
@@ -55,8 +55,8 @@ def test_sample_is_independent_of_order_and_counts_equal_documents_once(tmp_path
     documents = texts(200)
     one = write_jsonl(tmp_path / "a.jsonl", documents)
     other = write_jsonl(tmp_path / "b.jsonl", [*documents[::-1], *documents[:50] * 20])
-    wanted = size(documents) // 4
-    assert sorted(taken(one, sample_bytes=wanted)) == sorted(taken(other, sample_bytes=wanted))
+    expected = size(documents) // 4
+    assert sorted(taken(one, sample_bytes=expected)) == sorted(taken(other, sample_bytes=expected))
 
 
 def test_a_sample_has_at_least_one_document(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_a_flipped_byte_is_found_and_repaired(corpus: Path, run_build: Run, kind
     assert damage.name == f"shards/{shard.name}"
     assert "differ from those that were written" in damage.what
     (entry,) = [
-        one
-        for one in manifest.load_table(str(data), manifest.load(str(data)).generations[0])
-        if damage.name in (one.name, one.stored_name)
+        item
+        for item in manifest.load_table(str(data), manifest.load(str(data)).generations[0])
+        if damage.name in (item.name, item.stored_name)
     ]
     assert damage.task == entry.task != ""
     shard.unlink()
@@ -49,8 +49,8 @@ def test_lost_and_truncated_shards_are_found(corpus: Path, run_build: Run) -> No
     lost, cut, *_ = sorted((out / "shards").iterdir())
     lost.unlink()
     cut.write_bytes(cut.read_bytes()[:100])
-    found = verify(str(out), ONE)
-    assert [one.name for one in found] == sorted([f"shards/{lost.name}", f"shards/{cut.name}"])
+    result = verify(str(out), ONE)
+    assert [item.name for item in result] == sorted([f"shards/{lost.name}", f"shards/{cut.name}"])
 
 
 def test_only_the_task_of_a_lost_shard_is_run(

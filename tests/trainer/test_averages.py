@@ -26,8 +26,8 @@ FOUR = ["fsdp2-0-bf16-pp2", "deepspeed-2-fp32-tp2", "fsdp2-2-fp32-cp2", "deepspe
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], **more: Any) -> None:
-    found = in_processes(ranks, "averaged.averages", folder, layouts=layouts, **more)
-    for layout, facts in found.items():
+    result = in_processes(ranks, "averaged.averages", folder, layouts=layouts, **more)
+    for layout, facts in result.items():
         assert facts.pop("distance") < 1e-6, layout
         assert all(facts.values()), (layout, facts)
 
@@ -72,7 +72,9 @@ def test_a_checkpoint_gives_its_weights_and_their_average(
         keeper.save(engine.fragments(), work.state_at(step))
         keeper.wait()
     path = str(tmp_path / store.name(0))
-    state = {each.key: each.data.view(each.shape) for each in engines[0].fragments()}
+    state = {
+        fragment.key: fragment.data.view(fragment.shape) for fragment in engines[0].fragments()
+    }
     for kind, average in (("master", False), ("ema", True)):
         read = sources.find(path, average=average).weights()
         assert len(read) > 5

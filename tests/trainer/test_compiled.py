@@ -26,8 +26,8 @@ def equal(ours: list[list[float]], wanted: list[list[float]], bound: float = 2e-
 
 @pytest.mark.slow
 def test_tensor_and_context_parallelism_are_compiled(in_processes: Any) -> None:
-    found = in_processes(2, "compiled", layouts=CORE, backend="aot_eager", changes=SMALL)
-    for layout, (eager, compiled, graphs, breaks) in found.items():
+    result = in_processes(2, "compiled", layouts=CORE, backend="aot_eager", changes=SMALL)
+    for layout, (eager, compiled, graphs, breaks) in result.items():
         assert equal(compiled, eager), (layout, compiled, eager)
         assert (graphs, breaks) == (1, []), layout
 
@@ -37,8 +37,8 @@ def test_tensor_and_context_parallelism_are_compiled(in_processes: Any) -> None:
 def test_products_in_fp8_are_compiled(in_processes: Any) -> None:
     """Compiled code rounds to bf16 less often, and what moves may round to another FP8 number."""
     sizes = ("pattern='[attention]'", "width=48", "operators.glu.hidden=64")
-    found = in_processes(2, "compiled", layouts=FP8, backend="aot_eager", changes=sizes)
-    for layout, (eager, compiled, graphs, breaks) in found.items():
+    result = in_processes(2, "compiled", layouts=FP8, backend="aot_eager", changes=sizes)
+    for layout, (eager, compiled, graphs, breaks) in result.items():
         bound = 2e-5 if "fp32" in layout else 4e-3
         assert equal(compiled, eager, bound), (layout, compiled, eager)
         assert (graphs, breaks) == (1, []), layout
@@ -47,8 +47,8 @@ def test_products_in_fp8_are_compiled(in_processes: Any) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_generated_code_communicates_too(in_processes: Any) -> None:
-    found = in_processes(2, "compiled", layouts=CORE, backend="inductor", changes=SMALL)
-    for layout, (eager, compiled, graphs, breaks) in found.items():
+    result = in_processes(2, "compiled", layouts=CORE, backend="inductor", changes=SMALL)
+    for layout, (eager, compiled, graphs, breaks) in result.items():
         assert equal(compiled, eager), (layout, compiled, eager)
         assert (graphs, breaks) == (1, []), layout
 

@@ -34,6 +34,6 @@ def test_whole_tensors_pass_one_at_a_time(parallel: Parallel) -> None:
         return tensor
 
     load_weights(engine, Weights(drawn.shapes, read))
-    found = {each.parameter: each.data for each in masters(engine.fragments())}
-    assert found.keys() == drawn.shapes.keys() and len(alive) == len(found)
-    assert all(torch.equal(data, drawn[name].float().flatten()) for name, data in found.items())
+    result = {master.parameter: master.data for master in masters(engine.fragments())}
+    assert result.keys() == drawn.shapes.keys() and len(alive) == len(result)
+    assert all(torch.equal(data, drawn[name].float().flatten()) for name, data in result.items())

@@ -86,8 +86,8 @@ ON_FOUR = ["fsdp2-0-fp32-pp2ep2", "deepspeed-1-bf16-pp2ep2", "deepspeed-2-fp32-t
 def test_a_step_that_one_rank_spoils_is_skipped_by_all_experts(
     in_processes: Any, size: int, layouts: list[str]
 ) -> None:
-    found = in_processes(size, "left_out", layouts=layouts, faulty=1, model="shared")
-    assert found == {layout: [False, True, True, True] for layout in layouts}
+    result = in_processes(size, "left_out", layouts=layouts, faulty=1, model="shared")
+    assert result == {layout: [False, True, True, True] for layout in layouts}
 
 
 @pytest.mark.slow
@@ -109,6 +109,6 @@ def test_biases_follow_the_loads_of_all_ranks(in_processes: Any, tmp_path: Path)
     saved = ["fsdp2-0-bf16-ep2", "deepspeed-1-fp32-pp2"]
     kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=2, model="experts")
     loaded = {"sources": saved, "targets": saved, "steps": 2, "model": "experts"}
-    found = in_processes(2, "load_all", tmp_path, used=True, **loaded)
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert all(found[f"{layout} → {layout}"][1] == kept[layout] for layout in saved)
+    result = in_processes(2, "load_all", tmp_path, used=True, **loaded)
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert all(result[f"{layout} → {layout}"][1] == kept[layout] for layout in saved)

@@ -53,8 +53,8 @@ def test_every_layout_computes_one_ranks_products(
         folder.mkdir()
     arguments = {"steps": 1, "changes": WIDER}
     [[loss, _]] = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
-    found = in_processes(2, "parity", together, layouts=layouts, **arguments)
-    for layout, (away, gradient) in worst(found, together, alone, loss).items():
+    result = in_processes(2, "parity", together, layouts=layouts, **arguments)
+    for layout, (away, gradient) in worst(result, together, alone, loss).items():
         assert away < LOSS and gradient < GRADIENT, (layout, away, gradient)
     exact = in_processes(2, "parity", apart, layouts=["fsdp2-0-fp32-tp2"], **arguments)
     [(_, gradient)] = worst(exact, apart, alone, loss).values()
@@ -67,11 +67,11 @@ def test_a_resume_is_equal_to_the_bit(in_processes: Any, tmp_path: Path) -> None
     layouts = ["deepspeed-1-fp8", "fsdp2-0-fp8", "fsdp2-0-bf16"]
     names = {"steps": 2, "changes": WIDER}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **names)
-    found = in_processes(
+    result = in_processes(
         2, "load_all", tmp_path, sources=layouts, targets=layouts[:2], used=True, **names
     )
-    assert {state for state, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts[:2])
+    assert {state for state, _ in result.values()} == {0.0}
+    assert all(result[f"{name} → {name}"][1] == kept[name] for name in layouts[:2])
     assert kept["fsdp2-0-fp8"] != kept["fsdp2-0-bf16"]
 
 
@@ -80,8 +80,8 @@ def test_a_gather_in_fp8_changes_no_bit(in_processes: Any, tmp_path: Path) -> No
     """FSDP2 gathers e4m3 values and scales; `step` gathers once, and its next step again."""
     layouts = ["fsdp2-0-fp8", "fsdp2-0-fp8-micro", "fsdp2-0-fp8-step"]
     arguments = {"layouts": layouts, "steps": 2, "changes": WIDER}
-    found = in_processes(2, "parity", tmp_path, **arguments)
-    assert in_processes(2, "parity", tmp_path, fault="wide", **arguments) == found
+    result = in_processes(2, "parity", tmp_path, **arguments)
+    assert in_processes(2, "parity", tmp_path, fault="wide", **arguments) == result
     rounded, exact = (
         in_processes(2, "collectives", tmp_path, layouts=[layout], changes=WIDER)[layout]
         for layout in ("fsdp2-0-fp8", "fsdp2-0-bf16")

@@ -31,7 +31,7 @@ def apart(found: Any, wanted: Any) -> list[float]:
     """Return the greatest relative difference of the weight, gradient and update norms."""
     assert found.keys() == wanted.keys()
     return [
-        max(abs(found[each][kind] - wanted[each][kind]) / wanted[each][kind] for each in wanted)
+        max(abs(found[item][kind] - wanted[item][kind]) / wanted[item][kind] for item in wanted)
         for kind in range(3)
     ]
 
@@ -68,8 +68,8 @@ def test_stages_and_experts_have_the_norms_of_one_process(
 @pytest.mark.slow
 def test_the_accounting_counts_the_copy_of_the_masters(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["fsdp2-0-fp32", "deepspeed-1-bf16", "fsdp2-0-bf16-tp2", "deepspeed-0-fp32"]
-    found = in_processes(2, "watched_layers.copied_masters", tmp_path, layouts=layouts)
-    for layout, (copied, counted) in found.items():
+    result = in_processes(2, "watched_layers.copied_masters", tmp_path, layouts=layouts)
+    for layout, (copied, counted) in result.items():
         slack = 8192 if layout != "deepspeed-0-fp32" else copied // 2  # whole parameters in turns
         assert 0 <= counted - copied + slack // 2 <= slack, (layout, copied, counted)
 
@@ -80,7 +80,7 @@ def test_copies_that_count_twice_show(in_processes: Any, tmp_path: Path) -> None
     reference = norms(in_processes, 1, tmp_path, [REFERENCE])[REFERENCE][0]
     wrong = norms(in_processes, 2, tmp_path, ["fsdp2-0-fp32-tp2"], fault="counted twice")
     differences = apart(wrong["fsdp2-0-fp32-tp2"][0], reference)
-    assert all(each > 1e-3 for each in differences), differences
+    assert all(difference > 1e-3 for difference in differences), differences
 
 
 FORWARD = ["fsdp2-0-fp32-tp2", "deepspeed-3-fp32", "fsdp2-0-fp32-cp2"]
@@ -89,13 +89,13 @@ FORWARD = ["fsdp2-0-fp32-tp2", "deepspeed-3-fp32", "fsdp2-0-fp32-cp2"]
 def check_forward(
     in_processes: Any, folder: Path, ranks: int, layouts: list[str], model: str, **more: Any
 ) -> None:
-    found = in_processes(
+    result = in_processes(
         ranks, "watched_layers.forward_signals", folder, layouts=layouts, model=model, **more
     )
-    wanted = whole_forward(config_of(model))
-    for layout, own in found.items():
-        assert own.keys() == wanted.keys(), layout
-        for layer, signals in wanted.items():
+    expected = whole_forward(config_of(model))
+    for layout, own in result.items():
+        assert own.keys() == expected.keys(), layout
+        for layer, signals in expected.items():
             assert {name: own[layer][name] for name in signals} == pytest.approx(signals, rel=1e-4)
 
 

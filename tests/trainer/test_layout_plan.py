@@ -137,8 +137,8 @@ def test_phases_of_a_mixture_are_planned(machine: str, tmp_path: Path) -> None:
     words = ("--model", TINY, "--mixture", str(file), "--hardware", machine, "--gpus", "2")
     printed = plan(*words, "--out", str(out), "--json", "--explain", "zero=3")
     result = json.loads(printed.stdout)
-    assert [each["phase"] for each in result["phases"]] == ["a", "b", "d"]
-    planned = {(each["seq_len"], each["batch_tokens"]) for each in
+    assert [item["phase"] for item in result["phases"]] == ["a", "b", "d"]
+    planned = {(item["seq_len"], item["batch_tokens"]) for item in
                result["plan"]["planned"]["phases"]}  # fmt: skip
     assert planned == set(batches.values())
     assert load_plan(out).planned.gpus == 2
@@ -201,16 +201,16 @@ def test_a_layout_that_is_not_best_is_explained(machine: str, searched: tuple[Pa
 def test_the_condition_that_an_explained_layout_breaks_is_named(
     bf16: Costs, asked: str, reason: str
 ) -> None:
-    wanted = parse_settings(asked)
-    outcome = search(bf16, 2, 1e9, settings=wanted, num_best=1)
+    expected = parse_settings(asked)
+    outcome = search(bf16, 2, 1e9, settings=expected, num_best=1)
     assert not outcome.grids
-    assert any(reason in each for each in explain_refusal(bf16, 2, outcome, wanted))
+    assert any(reason in item for item in explain_refusal(bf16, 2, outcome, expected))
 
 
 def test_what_an_engine_refuses_is_named(bf16: Costs) -> None:
-    wanted = parse_settings("pp=2,dp=2,zero=3")
-    outcome = search(bf16, 4, 1e9, settings=wanted, num_best=1)
-    [reason] = explain_refusal(bf16, 4, outcome, wanted)
+    expected = parse_settings("pp=2,dp=2,zero=3")
+    outcome = search(bf16, 4, 1e9, settings=expected, num_best=1)
+    [reason] = explain_refusal(bf16, 4, outcome, expected)
     assert "needs the same modules on every rank" in reason
 
 

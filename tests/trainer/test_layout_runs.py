@@ -63,9 +63,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, trainer_in: Any) -> Callab
 
 def held_out(trainer: Any) -> list[float]:
     """Return the held-out loss of each evaluation."""
-    found = trainer.lines("evaluations.jsonl")
-    assert [entry["step"] for entry in found] == [3, 7]
-    return [entry["loss"] for entry in found]
+    result = trainer.lines("evaluations.jsonl")
+    assert [entry["step"] for entry in result] == [3, 7]
+    return [entry["loss"] for entry in result]
 
 
 def exported(trainer: Any, out: Path) -> dict[str, torch.Tensor]:
@@ -76,8 +76,8 @@ def exported(trainer: Any, out: Path) -> dict[str, torch.Tensor]:
 
 def sampled(trainer: Any) -> list[str]:
     words = ("--prompt", "3 times 4", "--prompt", "7", "--tokens", "12", "--seed", "5", "--json")
-    found = json.loads(call(main, "sample", str(trainer.out), *words))["samples"]
-    return [sample["text"] for sample in found]
+    result = json.loads(call(main, "sample", str(trainer.out), *words))["samples"]
+    return [sample["text"] for sample in result]
 
 
 def apart(numbers: list[float], others: list[float]) -> float:
@@ -96,13 +96,13 @@ def test_a_run_equals_that_of_one_process(
     limit = 0.0 if layout == "pp2" else 2e-6
     assert apart(other.losses(), one.losses()) <= limit
     assert apart(held_out(other), held_out(one)) <= limit
-    norms = [[e["grad_norm"] for e in each.lines("metrics.jsonl")] for each in (other, one)]
+    norms = [[e["grad_norm"] for e in item.lines("metrics.jsonl")] for item in (other, one)]
     assert apart(*norms) <= 2e-5 * min(norms[1])
-    z_losses = [[e["z_loss"] for e in each.lines("metrics.jsonl")] for each in (other, one)]
+    z_losses = [[e["z_loss"] for e in item.lines("metrics.jsonl")] for item in (other, one)]
     assert apart(*z_losses) <= 2e-5 * min(z_losses[1])
-    wanted, found = exported(one, tmp_path / "one"), exported(other, tmp_path / "other")
-    assert found.keys() == wanted.keys()
-    weights = max(float((found[name] - wanted[name]).abs().max()) for name in wanted)
+    expected, result = exported(one, tmp_path / "one"), exported(other, tmp_path / "other")
+    assert result.keys() == expected.keys()
+    weights = max(float((result[name] - expected[name]).abs().max()) for name in expected)
     assert weights <= (0.0 if layout == "pp2" else 2e-4)
     assert sampled(other) == sampled(one)
 

@@ -32,13 +32,13 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
     others = in_processes(
         2, "parity", together, layouts=[*FP32, "fsdp2-0-fp32"], steps=3, model=model
     )
-    for layout, found in others.items():
-        loss, norm = apart(found, reference["deepspeed-0-fp32"])
+    for layout, result in others.items():
+        loss, norm = apart(result, reference["deepspeed-0-fp32"])
         assert loss < 2e-6, (layout, loss)
         assert norm < 2e-5, (layout, norm)
-        wanted = torch.load(alone / "deepspeed-0-fp32.pt")
+        expected = torch.load(alone / "deepspeed-0-fp32.pt")
         have = torch.load(together / f"{layout}.pt")
-        worst = max(float((have[key] - wanted[key]).abs().max()) for key in wanted)
+        worst = max(float((have[key] - expected[key]).abs().max()) for key in expected)
         assert worst < 2e-4, (layout, worst)
 
 
@@ -60,13 +60,13 @@ def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over:
     changes = [f"operators.{name}.balance_over={over}" for name in names]
     arguments = {"steps": 3, "model": "experts", "changes": changes}
     alone = {"layouts": ["fsdp2-0-fp32"], "at_once": 1, **arguments}
-    [wanted] = in_processes(1, "parity", tmp_path, **alone).values()
+    [expected] = in_processes(1, "parity", tmp_path, **alone).values()
     whole = torch.load(tmp_path / "fsdp2-0-fp32.pt")
     [bias] = (name for name in whole if name.endswith("correction_bias"))
     layouts = DIVISIONS if over == "row" else DIVISIONS[:1]
-    found = in_processes(2, "parity", tmp_path, layouts=layouts, at_once=2, **arguments)
-    for layout, steps in found.items():
-        loss, norm = apart(steps, wanted)
+    result = in_processes(2, "parity", tmp_path, layouts=layouts, at_once=2, **arguments)
+    for layout, steps in result.items():
+        loss, norm = apart(steps, expected)
         if over == "row":
             assert loss < 1e-6 and norm < 2e-6, (layout, loss, norm)
             biases = torch.load(tmp_path / f"{layout}.pt")[bias]
@@ -85,11 +85,11 @@ def loads_everywhere(
         kept = in_processes(saved, "save_all", place, layouts=layouts, steps=2)
         for loaded in worlds:
             used = loaded == saved
-            found = in_processes(
+            result = in_processes(
                 loaded, "load_all", place, sources=layouts, targets=layouts, steps=2, used=used
             )
-            assert len(found) == len(layouts) ** 2
-            for pair, (worst, steps) in found.items():
+            assert len(result) == len(layouts) ** 2
+            for pair, (worst, steps) in result.items():
                 source, target = pair.split(" → ")
                 assert worst == 0, f"{pair}: the state differs by {worst}"
                 if source == target and used:
@@ -103,12 +103,12 @@ def test_checkpoints_load_across_engines_and_worlds(in_processes: Any, tmp_path:
     kept = in_processes(2, "save_all", tmp_path, layouts=core, steps=2)
     assert set(kept) == set(core)
     for processes, used, targets in ((2, True, core), (1, False, ["deepspeed-3-fp32"])):
-        found = in_processes(
+        result = in_processes(
             processes, "load_all", tmp_path, sources=core, targets=targets, steps=2, used=used
         )
-        assert {worst for worst, _ in found.values()} == {0.0}
+        assert {worst for worst, _ in result.values()} == {0.0}
         if used:
-            assert all(found[f"{name} → {name}"][1] == kept[name] for name in core)
+            assert all(result[f"{name} → {name}"][1] == kept[name] for name in core)
 
 
 @pytest.mark.long
@@ -121,9 +121,9 @@ def test_any_checkpoint_loads_into_any_layout(in_processes: Any, tmp_path: Path)
 def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path) -> None:
     """HSDP on four ranks: two copies of the state, each sharded over two."""
     reference = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=3)
-    found = in_processes(4, "parity", tmp_path, layouts=["fsdp2-2-fp32", "fsdp2-0-fp32"], steps=3)
-    for layout in found:
-        loss, norm = apart(found[layout], reference["fsdp2-0-fp32"])
+    result = in_processes(4, "parity", tmp_path, layouts=["fsdp2-2-fp32", "fsdp2-0-fp32"], steps=3)
+    for layout in result:
+        loss, norm = apart(result[layout], reference["fsdp2-0-fp32"])
         assert loss < 2e-6 and norm < 2e-5, (layout, loss, norm)
 
 
@@ -146,8 +146,8 @@ def test_recompute_changes_no_bit_of_any_engine(
     in_processes: Any, tmp_path: Path, recompute: Recompute, layouts: list[str]
 ) -> None:
     arguments = {"layouts": layouts, "steps": 2}
-    wanted = in_processes(2, "parity", tmp_path, **arguments)
-    assert in_processes(2, "parity", tmp_path, recompute=recompute, **arguments) == wanted
+    expected = in_processes(2, "parity", tmp_path, **arguments)
+    assert in_processes(2, "parity", tmp_path, recompute=recompute, **arguments) == expected
 
 
 @pytest.mark.long
@@ -159,15 +159,15 @@ def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
         folder.mkdir()
     exact, rounded = "fsdp2-0-fp32", "fsdp2-0-bf16"
     reference = in_processes(1, "parity", alone, layouts=[exact, rounded], steps=1)
-    wanted = gradients(alone / f"{exact}.pt")
-    limit = 2 * farthest(gradients(alone / f"{rounded}.pt"), wanted)
+    expected = gradients(alone / f"{exact}.pt")
+    limit = 2 * farthest(gradients(alone / f"{rounded}.pt"), expected)
     assert limit < 0.05
     sharded = [f"{engine}-bf16-tp2" for engine in ("deepspeed-1", "deepspeed-3", "fsdp2-0")]
-    found = in_processes(2, "parity", together, layouts=[*BF16, rounded, *sharded], steps=1)
-    for layout in found:
-        loss, norm = apart(found[layout], reference[exact])
+    result = in_processes(2, "parity", together, layouts=[*BF16, rounded, *sharded], steps=1)
+    for layout in result:
+        loss, norm = apart(result[layout], reference[exact])
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
-        away = farthest(gradients(together / f"{layout}.pt"), wanted)
+        away = farthest(gradients(together / f"{layout}.pt"), expected)
         assert limit / 20 < away < limit, (layout, away, limit)  # a smaller distance would be fp32
 
 
@@ -184,8 +184,8 @@ def farthest(have: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> 
 def test_bf16_does_not_round_the_weights_of_the_loss(in_processes: Any, tmp_path: Path) -> None:
     """bf16 has no 0.1: a rounded weight differs from its part of the divisor."""
     layouts = ["deepspeed-1-bf16", "fsdp2-0-bf16"]
-    found = in_processes(1, "scaled", tmp_path, layouts=layouts, scales=[1.0, 0.1])
-    for layout, (whole, tenth) in found.items():
+    result = in_processes(1, "scaled", tmp_path, layouts=layouts, scales=[1.0, 0.1])
+    for layout, (whole, tenth) in result.items():
         assert tenth == pytest.approx(whole, rel=1e-6), layout
 
 

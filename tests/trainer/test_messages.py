@@ -37,12 +37,12 @@ SAVED = {"fsdp2-0-fp32": (4, ROOT), "fsdp2-0-fp32-cp2": (8, ROOT)}
 
 
 def hold(in_processes: Any, layouts: list[str]) -> None:
-    found = in_processes(2, "collectives", layouts=layouts)
-    for layout in SAVED.keys() & found.keys():
+    result = in_processes(2, "collectives", layouts=layouts)
+    for layout in SAVED.keys() & result.keys():
         micro_batches, size = SAVED[layout]
-        calls, sent = found[layout]["all-gather"]
-        found[layout]["all-gather"] = [calls + micro_batches, sent + micro_batches * size]
-    assert found == {layout: BEFORE[layout] for layout in layouts}
+        calls, sent = result[layout]["all-gather"]
+        result[layout]["all-gather"] = [calls + micro_batches, sent + micro_batches * size]
+    assert result == {layout: BEFORE[layout] for layout in layouts}
 
 
 def test_one_stage_calls_the_collectives_that_it_did_before_pipelines(in_processes: Any) -> None:

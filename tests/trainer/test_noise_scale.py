@@ -24,10 +24,10 @@ FOUR += ["deepspeed-3-fp32"]
 def check(
     in_processes: Any, folder: Path, ranks: int, layouts: list[str], at_once: int, **more: Any
 ) -> None:
-    found = in_processes(
+    result = in_processes(
         ranks, "noisy_ranks.small_batches", folder, layouts=layouts, at_once=at_once, **more
     )
-    for layout, (rows, square, same) in found.items():
+    for layout, (rows, square, same) in result.items():
         assert 0 < rows < 8 and same, (layout, rows, same)
         assert square == pytest.approx(whole_square(more.get("model", "tiny"), rows), rel=1e-4)
 
@@ -58,11 +58,11 @@ def parts(sizes: list[int], dp_rank: int = 0, pp: int = 1, chunks: int = 1) -> l
         batches.append(MaskedBatch(tokens, tokens, torch.ones(size, 3), shape[0], rows))
     layout = SimpleNamespace(pp=pp, chunks=chunks)
     parallel: Any = SimpleNamespace(dp_rank=dp_rank, pipe=SimpleNamespace(layout=layout))
-    found = select_small_batch(batches, parallel)
-    for each in found:
+    result = select_small_batch(batches, parallel)
+    for each in result:
         kept = len(list(each.rows))
         assert each.weights.sum(dim=1).tolist() == [3.0] * kept + [0.0] * (len(each.tokens) - kept)
-    return [list(each.rows) for each in found]
+    return [list(item.rows) for item in result]
 
 
 def test_the_small_batch_is_a_part_of_any_batch() -> None:

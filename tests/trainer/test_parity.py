@@ -73,9 +73,9 @@ def test_the_whole_matrix_of_experts(in_processes: Any, tmp_path: Path, model: s
 def test_a_shipped_model_splits_its_experts(in_processes: Any, tmp_path: Path) -> None:
     """Sinkhorn's sums over other ranks, in fp32, are as far from one rank without ep as with it."""
     layouts = ["deepspeed-1-fp32-ep4", "deepspeed-2-fp32-pp2ep2", "fsdp2-2-fp32-ep2"]
-    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32", *layouts], "tiny-moe")
-    plain = found.pop("fsdp2-0-fp32")
-    for layout, values in found.items():
+    result = differences(in_processes, tmp_path, ["fsdp2-0-fp32", *layouts], "tiny-moe")
+    plain = result.pop("fsdp2-0-fp32")
+    for layout, values in result.items():
         for value, without in zip(values, plain, strict=True):
             assert value < 2 * max(without, 1e-6), (layout, values, plain)
 
@@ -97,8 +97,11 @@ def test_muon_takes_whole_experts(in_processes: Any, tmp_path: Path) -> None:
     split = in_processes(
         2, "parity", tmp_path, layouts=[layout], steps=2, model="shared", optimizer="muon"
     )
-    for wanted, found in zip(alone[REFERENCE], split[layout], strict=True):
-        assert abs(found[0] - wanted[0]) < LOSS and abs(found[1] - wanted[1]) < 2e-5 * wanted[1]
+    for expected, result in zip(alone[REFERENCE], split[layout], strict=True):
+        assert (
+            abs(result[0] - expected[0]) < LOSS
+            and abs(result[1] - expected[1]) < 2e-5 * expected[1]
+        )
 
 
 @pytest.mark.long
@@ -108,11 +111,11 @@ def test_a_checkpoint_of_split_experts_loads_into_others(in_processes: Any, tmp_
     names = {"model": "shared", "steps": 1}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **names)
     targets = [*layouts, "fsdp2-1-fp32-tp2ep2"]
-    found = in_processes(
+    result = in_processes(
         2, "load_all", tmp_path, sources=layouts, targets=targets, used=True, **names
     )
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert all(result[f"{name} → {name}"][1] == kept[name] for name in layouts)
 
 
 @pytest.mark.long
@@ -141,11 +144,11 @@ def test_a_checkpoint_of_a_sharded_model_loads_into_others(
     source = "deepspeed-3-fp32-tp2"
     kept = in_processes(2, "save_all", tmp_path, layouts=[source], steps=1)
     targets = [source, "deepspeed-1-bf16-tp2", "fsdp2-0-fp32"]
-    found = in_processes(
+    result = in_processes(
         2, "load_all", tmp_path, sources=[source], targets=targets, steps=1, used=True
     )
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert found[f"{source} → {source}"][1] == kept[source]
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert result[f"{source} → {source}"][1] == kept[source]
 
 
 @pytest.mark.long
@@ -162,13 +165,13 @@ def test_checkpoints_load_across_engines_and_divisions(in_processes: Any, tmp_pa
     targets = {2: SAVED, 1: ["deepspeed-1-fp32", "fsdp2-0-bf16"], 4: four}
     for processes, layouts in targets.items():
         used = processes == 2
-        found = in_processes(
+        result = in_processes(
             processes, "load_all", tmp_path, sources=SAVED, targets=layouts, steps=2, used=used
         )
-        assert len(found) == len(SAVED) * len(layouts)
-        assert {worst for worst, _ in found.values()} == {0.0}
+        assert len(result) == len(SAVED) * len(layouts)
+        assert {worst for worst, _ in result.values()} == {0.0}
         if used:
-            assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED)
+            assert all(result[f"{name} → {name}"][1] == kept[name] for name in SAVED)
 
 
 @pytest.mark.slow
@@ -191,18 +194,18 @@ def test_shards_of_gradients_are_the_whole_gradient(
     for place in (alone, together):
         place.mkdir()
     names = {"model": "tiny"}
-    wanted = in_processes(
+    expected = in_processes(
         1, "gradient_shards.shards_of_gradients", alone, layouts=[REFERENCE], **names
     )[REFERENCE]
     whole = torch.load(alone / f"{REFERENCE}.gradients.pt")
-    found = in_processes(
+    result = in_processes(
         2, "gradient_shards.shards_of_gradients", together, layouts=layouts, **names
     )
-    for layout, norm in found.items():
+    for layout, norm in result.items():
         have = torch.load(together / f"{layout}.gradients.pt")
         own = sum(float(gradient.double().square().sum()) for gradient in have.values()) ** 0.5
         assert abs(norm - own) < 1e-12 * own, (layout, norm, own)
-        assert abs(norm - wanted) < NORM * wanted, (layout, norm, wanted)
+        assert abs(norm - expected) < NORM * expected, (layout, norm, expected)
         for name, gradient in whole.items():
             apart = float((have[name] - gradient).abs().max() / gradient.abs().max())
             assert apart < GRADIENT, (layout, name, apart)

@@ -80,8 +80,8 @@ def test_stages_train_the_same_model_under_every_engine(in_processes: Any, tmp_p
 @pytest.mark.parametrize("fault", ["unsummed", "counted twice", "other rows"])
 def test_faults_show_under_an_engine(in_processes: Any, tmp_path: Path, fault: str) -> None:
     """Negative controls. The embedding is tied, and on two stages."""
-    found = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", fault=fault)
-    [(_, norm, gradient)] = found.values()
+    result = differences(in_processes, tmp_path, ["fsdp2-0-fp32-pp2"], "tiny", fault=fault)
+    [(_, norm, gradient)] = result.values()
     assert norm > 1e-3 and gradient > 1e-3, (norm, gradient)
 
 
@@ -91,9 +91,9 @@ def test_gathering_seldom_changes_nothing(in_processes: Any, tmp_path: Path) -> 
     options: dict[str, Any] = {"steps": 2, "model": "tiny"}
     layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-step", "fsdp2-0-fp32-micro", "fsdp2-0-fp32-pp2block"]
     layouts += ["fsdp2-0-fp32-pp2x2micro", "fsdp2-0-fp32-pp2step", "fsdp2-2-fp32-step"]
-    wanted, *others = in_processes(4, "parity", layouts=layouts, **options).values()
-    for layout, found in zip(layouts[1:], others, strict=True):
-        for (loss, norm), (its_loss, its_norm) in zip(wanted, found, strict=True):
+    expected, *others = in_processes(4, "parity", layouts=layouts, **options).values()
+    for layout, result in zip(layouts[1:], others, strict=True):
+        for (loss, norm), (its_loss, its_norm) in zip(expected, result, strict=True):
             assert abs(its_loss - loss) < 2e-6 and abs(its_norm / norm - 1) < 2e-5, layout
 
 
@@ -103,8 +103,8 @@ def test_gathering_seldom_changes_nothing(in_processes: Any, tmp_path: Path) -> 
 def test_the_whole_matrix_of_stages(in_processes: Any, tmp_path: Path, model: str) -> None:
     layouts = [f"{engine}-fp32-{axes}" for engine in ENGINES for axes in PIPED]
     layouts += ["fsdp2-2-fp32-pp2", "fsdp2-0-fp32-pp2block"]
-    found = differences(in_processes, tmp_path, layouts, model)
-    hold_engines(found)
+    result = differences(in_processes, tmp_path, layouts, model)
+    hold_engines(result)
 
 
 @pytest.mark.long
@@ -126,8 +126,8 @@ def test_muon_brings_matrices_together_from_all_stages(in_processes: Any, tmp_pa
     options: dict[str, Any] = {"steps": 3, "model": "shared", "optimizer": "muon"}
     alone = in_processes(1, "parity", layouts=["fsdp2-0-fp32"], **options)["fsdp2-0-fp32"]
     layouts = ["deepspeed-1-fp32-pp2", "fsdp2-0-fp32-pp2x2"]
-    for layout, found in in_processes(4, "parity", layouts=layouts, **options).items():
-        for (loss, norm), (its_loss, its_norm) in zip(alone, found, strict=True):
+    for layout, result in in_processes(4, "parity", layouts=layouts, **options).items():
+        for (loss, norm), (its_loss, its_norm) in zip(alone, result, strict=True):
             assert abs(its_loss - loss) < 2e-5 and abs(its_norm / norm - 1) < 1e-4, layout
 
 
@@ -146,8 +146,8 @@ def test_a_step_that_one_rank_spoils_is_skipped_on_every_stage(
     in_processes: Any, layouts: list[str]
 ) -> None:
     """A NaN from one rank of the last stage: no copy of the state changes."""
-    found = in_processes(4, "left_out", layouts=layouts, faulty=1)
-    assert found == {layout: [False, True, True, True] for layout in layouts}
+    result = in_processes(4, "left_out", layouts=layouts, faulty=1)
+    assert result == {layout: [False, True, True, True] for layout in layouts}
 
 
 SAVED = ["deepspeed-1-fp32-pp2tp2", "fsdp2-0-fp32-pp4", "deepspeed-2-fp32-pp2x2"]
@@ -160,11 +160,11 @@ def test_a_checkpoint_of_stages_loads_into_others(in_processes: Any, tmp_path: P
     saved = ["deepspeed-1-fp32-pp2"]
     kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=1)
     targets = [*saved, "fsdp2-0-fp32-pp2x2"]
-    found = in_processes(
+    result = in_processes(
         2, "load_all", tmp_path, sources=saved, targets=targets, steps=1, used=True
     )
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert found[f"{saved[0]} → {saved[0]}"][1] == kept[saved[0]]
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert result[f"{saved[0]} → {saved[0]}"][1] == kept[saved[0]]
 
 
 @pytest.mark.long
@@ -174,13 +174,13 @@ def test_checkpoints_load_across_stages_and_engines(in_processes: Any, tmp_path:
     targets = {4: [*SAVED, "deepspeed-3-fp32"], 1: ["fsdp2-0-fp32"], 2: ["fsdp2-0-bf16-pp2"]}
     for processes, layouts in targets.items():
         used = processes == 4
-        found = in_processes(
+        result = in_processes(
             processes, "load_all", tmp_path, sources=SAVED, targets=layouts, steps=2, used=used
         )
-        assert len(found) == len(SAVED) * len(layouts)
-        assert {worst for worst, _ in found.values()} == {0.0}
+        assert len(result) == len(SAVED) * len(layouts)
+        assert {worst for worst, _ in result.values()} == {0.0}
         if used:
-            assert all(found[f"{name} → {name}"][1] == kept[name] for name in SAVED)
+            assert all(result[f"{name} → {name}"][1] == kept[name] for name in SAVED)
 
 
 SPLIT = [
@@ -207,10 +207,10 @@ def test_checkpoints_load_across_stages_and_experts(
     }
     for processes, layouts in targets.items():
         used = processes == 4
-        found = in_processes(
+        result = in_processes(
             processes, "load_all", tmp_path, sources=SPLIT, targets=layouts, used=used, **options
         )
-        assert len(found) == len(SPLIT) * len(layouts)
-        assert {worst for worst, _ in found.values()} == {0.0}
+        assert len(result) == len(SPLIT) * len(layouts)
+        assert {worst for worst, _ in result.values()} == {0.0}
         if used:
-            assert all(found[f"{name} → {name}"][1] == kept[name] for name in SPLIT)
+            assert all(result[f"{name} → {name}"][1] == kept[name] for name in SPLIT)

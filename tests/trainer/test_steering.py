@@ -145,8 +145,8 @@ def killed_and_resumed(run: Run, moment: str, ranks: int = 2) -> Path:
     out = run.copy("steered")
     request = write_request(out, REQUESTED, None)
     run.resume(out, f"processes={ranks}", plugin=KILL + MOMENTS[moment], code=1)
-    made = decisions.read(out / decisions.NAME, open_plan(str(run.folder)).plan.hash)
-    assert len(made) == (moment not in ("before the line", "within the line"))
+    result = decisions.read(out / decisions.NAME, open_plan(str(run.folder)).plan.hash)
+    assert len(result) == (moment not in ("before the line", "within the line"))
     waits = moment not in ("after the request", "at the message", "at the row")
     assert (find_request(out) == request) == waits
     run.resume(out, "processes=1", plugin=AHEAD)
@@ -159,17 +159,17 @@ def test_a_killed_decision_gives_the_same_run(start: Callable[..., Run], moment:
     """On two ranks, resumed on one; the ledger proves each step, and names the decision once."""
     run = start()
     steered = killed_and_resumed(run, moment)
-    [made] = lines(steered, decisions.NAME)
-    assert made["shares"] == REQUESTED
+    [result] = lines(steered, decisions.NAME)
+    assert result["shares"] == REQUESTED
     assert [(line["step"], line["decision"]) for line in lines(steered) if "decision" in line] == [
-        (made["step"], made["digest"])
+        (result["step"], result["digest"])
     ]
     check_undisturbed(run, steered)
     opened = open_plan(str(steered))
     assert all(Auditor(opened).step(step)[1] for step in range(opened.plan.end_step))
     check_proofs(opened, steered)
-    rows = opened.stream.counts(opened.plan.phases[0].end_row) - opened.stream.counts(made["row"])
-    assert rows[1] >= 0.875 * (opened.plan.phases[0].end_row - made["row"]) - 2
+    rows = opened.stream.counts(opened.plan.phases[0].end_row) - opened.stream.counts(result["row"])
+    assert rows[1] >= 0.875 * (opened.plan.phases[0].end_row - result["row"]) - 2
     state = json.loads((steered / "checkpoints/step-00000019/state.json").read_text())
     assert state["mixing"] == {"decisions": 1}
     unsteered = json.loads((run.folder / "checkpoints/step-00000002/state.json").read_text())

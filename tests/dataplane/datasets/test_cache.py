@@ -49,9 +49,9 @@ def plan_over(url: str, tokens: int = 60_000) -> Plan:
 
 def digests(loader: Loader) -> list[bytes]:
     """Return the digests of all rows, when no thread of the loader changes the cache any more."""
-    found = [digest for step in loader for batch in step for digest in batch.digests]
+    result = [digest for step in loader for batch in step for digest in batch.digests]
     assert not threads_of_loaders(60)
-    return found
+    return result
 
 
 def test_remote_rows_equal_local_ones(remote: str, tmp_path: Path) -> None:

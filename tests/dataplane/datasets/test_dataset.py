@@ -49,10 +49,10 @@ def test_any_span_equals_that_of_the_documents_in_order(
 
 
 def test_origins_over_shards_and_generations(corpus: Dataset) -> None:
-    found = corpus.origins(80, 100)
-    assert [origin.position for origin in found] == [*range(80, 90), *range(10)]
-    assert [origin.id for origin in found] == [f"id-{o.position}" for o in found]
-    assert {origin.file for origin in found} == {"corpus-0.txt", "corpus-90.txt"}
+    result = corpus.origins(80, 100)
+    assert [origin.position for origin in result] == [*range(80, 90), *range(10)]
+    assert [origin.id for origin in result] == [f"id-{o.position}" for o in result]
+    assert {origin.file for origin in result} == {"corpus-0.txt", "corpus-90.txt"}
 
 
 def test_earlier_generations_form_a_dataset(corpus: Dataset) -> None:

@@ -54,11 +54,11 @@ def test_chunks_needed_soonest_are_evicted_last(
     cache = Cache(tmp_path / "cache", max_bytes=4 * small_chunks)
     for number in range(4):
         chunk(cache, remote, shard, number)
-    wanted = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
-    cache.folder.prefetch_needs.append(wanted)
+    expected = {(shard.hash, 0): 9, (shard.hash, 1): 3, (shard.hash, 3): 5}
+    cache.folder.prefetch_needs.append(expected)
     chunk(cache, remote, shard, 4)  # nobody waits for 2
     assert kept(cache, shard) == {0, 1, 3, 4}
-    wanted[shard.hash, 4] = 4
+    expected[shard.hash, 4] = 4
     chunk(cache, remote, shard, 5)  # 0 is needed last
     assert kept(cache, shard) == {1, 3, 4, 5}
 

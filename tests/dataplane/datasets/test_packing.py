@@ -38,21 +38,21 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
     """Rows, targets, weights and boundaries through the loader, epochs, a resume and the audit."""
     documents = write_corpus(tmp_path / "base", seed=1)
     write_corpus(tmp_path / "other", 200, seed=2)
-    made = packed(tmp_path / "base", tmp_path / "packed")
+    result = packed(tmp_path / "base", tmp_path / "packed")
     plan = mixture(
         {"packed": tmp_path / "packed", "other": tmp_path / "other"},
-        tokens=4 * made.tokens,
+        tokens=4 * result.tokens,
         epochs=2,
     )
     stream = RowReader(plan).stream
     rows = np.arange(plan.end_row)
     located = stream.locate(rows)
     mine = located.sources == 0
-    assert np.bincount(located.sources).tolist() == [2 * made.tokens // L] * 2
+    assert np.bincount(located.sources).tolist() == [2 * result.tokens // L] * 2
     # Each bin once in each epoch, the last one too.
     for epoch in range(2):
         bins = np.sort(located.tokens[mine & (located.epochs == epoch)])
-        assert bins.tolist() == list(range(0, made.tokens, L))
+        assert bins.tolist() == list(range(0, result.tokens, L))
 
     audited = list(Auditor(OpenedPlan(stream)).rows(range(plan.end_row)))
     steps = list(Loader(plan, micro_batch=4))
@@ -61,7 +61,7 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
     again = Loader(plan, micro_batch=3, start_step=5)
     assert [d for step in again for batch in step for d in batch.digests] == digests[20:]
     opened, served = Dataset(str(tmp_path / "packed")), Counter[tuple[int, int]]()
-    ends = [opened.document(number) for number in range(made.documents)]
+    ends = [opened.document(number) for number in range(result.documents)]
     lengths = [end - start for start, end in ends]
     for step in steps:
         for batch in step:
@@ -114,9 +114,9 @@ def test_padding_has_no_influence_on_a_step(tmp_path: Path) -> None:
     """Loss and gradients are the same, whatever the ids of the padding are."""
     documents = random_documents(6, 8, longest=60)
     write_dataset(str(tmp_path / "base"), documents)
-    made = packed(tmp_path / "base", tmp_path / "packed")
-    rows = made.tokens // L
-    plan = mixture({"packed": tmp_path / "packed"}, tokens=made.tokens, batch=made.tokens)
+    result = packed(tmp_path / "base", tmp_path / "packed")
+    rows = result.tokens // L
+    plan = mixture({"packed": tmp_path / "packed"}, tokens=result.tokens, batch=result.tokens)
     (batch,) = next(iter(Loader(plan, micro_batch=rows)))
     layers = {"mixer": {"kind": "attention", "heads": 2}, "ssm": {"kind": "mamba2", "head_dim": 8}}
     shape = {"vocab_size": 512, "width": 16, "pattern": "[mixer/ssm]", "operators": layers}
@@ -272,8 +272,8 @@ def test_a_store_is_asked_for_no_padding(tmp_path: Path) -> None:
 def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
     write_corpus(tmp_path / "base")
     write_corpus(tmp_path / "other", seed=1)
-    made = packed(tmp_path / "base", tmp_path / "packed")
-    share = packing.count_padding(made) / (made.tokens + 1)
+    result = packed(tmp_path / "base", tmp_path / "packed")
+    share = packing.count_padding(result) / (result.tokens + 1)
     file = tmp_path / "m.yaml"
     file.write_text(
         f"sources: {{packed: {{data: {tmp_path}/packed}}, other: {{data: {tmp_path}/other}}}}\n"
@@ -282,15 +282,15 @@ def test_plans_and_cards_show_the_padding(tmp_path: Path) -> None:
     )
     opened = open_plan(str(file))
     summary = summarize(opened.stream, opened.branch, opened.sources)
-    assert [(each.source, each.bins, each.padding) for each in summary.packed] == [
+    assert [(item.source, item.bins, item.padding) for item in summary.packed] == [
         ("packed", L, share)
     ]
     assert f"packed is packed to 64 tokens: {share:.2%} of its tokens are padding" in format_table(
         summary
     )
     rows = [line.split(" | ") for line in render_card(opened.stream).splitlines() if "`/" in line]
-    padding = packing.count_padding(made) / made.tokens
+    padding = packing.count_padding(result) / result.tokens
     assert [row[-1].strip(" |") for row in rows] == [f"{padding:.2%}", "none"]
     # One token of padding follows the last bin in the order, and is none of the view's.
-    assert f" | {made.tokens:,} | " in render_card(opened.stream)
-    assert f" | {made.tokens + 1:,} | " not in render_card(opened.stream)
+    assert f" | {result.tokens:,} | " in render_card(opened.stream)
+    assert f" | {result.tokens + 1:,} | " not in render_card(opened.stream)

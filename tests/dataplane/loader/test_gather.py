@@ -61,12 +61,12 @@ def test_rows_equal_those_of_the_documents(
     firsts = np.array([row[0] for row in rows], np.int64)
     zeros = np.zeros(len(rows), np.int64)
     located = RowLocations(zeros, LENGTH, zeros.astype(np.int32), zeros, firsts, pieces)
-    found = find_pieces(SplitRows.split(located, lambda source: corpus))
-    assert found.document_starts.tolist() == documents and found.joints.tolist() == joints
+    result = find_pieces(SplitRows.split(located, lambda source: corpus))
+    assert result.document_starts.tolist() == documents and result.joints.tolist() == joints
     whole = np.concatenate(expected).reshape(len(rows), LENGTH + 1)
     first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
     for low, high in ((0, len(rows)), (first, last)):
-        assert np.array_equal(widened(found.read(low, high)[0]), whole[low:high])
+        assert np.array_equal(widened(result.read(low, high)[0]), whole[low:high])
 
 
 def widened(stored: StoredRows) -> Int64:
@@ -87,7 +87,7 @@ def test_chunks_are_those_of_the_bytes(
         patch.setattr(gather, "CHUNK_BYTES", CHUNK_BYTES)
         pieces = find_pieces(SplitRows.split(located, lambda source: corpus))
         first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(firsts))] * 2)))
-        found = {(pieces.shards[at][1], chunk) for at, chunk in pieces.chunks(first, last)}
+        result = {(pieces.shards[at][1], chunk) for at, chunk in pieces.chunks(first, last)}
     expected = set()
     for start in firsts[first:last]:
         for shard, _, low, high in corpus._shard_ranges(start, start + LENGTH + 1):
@@ -97,7 +97,7 @@ def test_chunks_are_those_of_the_bytes(
                 last_byte = byte + view.nbytes - 1
                 chunks = range(byte // CHUNK_BYTES, last_byte // CHUNK_BYTES + 1)
                 expected |= {(shard.number, chunk) for chunk in chunks}
-    assert found == expected
+    assert result == expected
 
 
 @given(st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 5)), max_size=6))
@@ -114,7 +114,7 @@ def test_rows_of_two_types_are_widened_and_hashed_as_they_are_stored(
     rng = np.random.default_rng(seed)
     dtypes = [np.dtype("<u2"), np.dtype("<u4")]
     rows = [
-        rng.integers(0, 1 << (31 if each else 16), length).astype(dtypes[each]) for each in wide
+        rng.integers(0, 1 << (31 if item else 16), length).astype(dtypes[item]) for item in wide
     ]
     bytes = np.full((len(rows), 4 * length), 255, np.uint8)
     for number, row in enumerate(rows):

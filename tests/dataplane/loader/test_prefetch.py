@@ -95,7 +95,7 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
         assert cache.requests == before, "the reader had to fetch"
         assert not ahead.needs and not ahead.unfinished_rows
         again = RowReader(plan, cache=cache)
-        assert taken == [again.read(found).digests for found in blocks(again)]
+        assert taken == [again.read(block).digests for block in blocks(again)]
     finally:
         ahead.close()
 
@@ -112,8 +112,8 @@ def test_it_stays_within_its_limits(plan: Plan, tmp_path: Path, limits: Prefetch
         eventually(lambda: len(ahead.needs) >= 2)
         time.sleep(0.3)
         assert len(reached(ahead)) < plan.end_step // 2
-        for step, found in enumerate(ahead):  # the walk follows the reader
-            assert found.located.rows[0] == plan.step(step).first_row
+        for step, result in enumerate(ahead):  # the walk follows the reader
+            assert result.located.rows[0] == plan.step(step).first_row
             assert step in reached(ahead) and ahead.unfinished_rows <= limits.max_rows
             ahead.finish_block()
         assert step == plan.end_step - 1
@@ -126,7 +126,7 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
     limits = PrefetchLimits(max_rows=32 * ROWS, near_rows=4 * ROWS, burst=1)
     plan = one_shard()
     alone = RowReader(plan, cache=Cache(tmp_path))
-    expected = [alone.read(found).digests for found in blocks(alone)]
+    expected = [alone.read(block).digests for block in blocks(alone)]
     cache = Cache(tmp_path)
     reader = RowReader(plan, cache=cache)
     ahead, digests, walked = Prefetcher(blocks(reader), cache, limits), [], 0
@@ -258,8 +258,8 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
     groups = list(rank_rows.groups())
     alone, expected = RowReader(plan, cache=Cache(tmp_path / "other")), []
     for group in groups:
-        found = alone.find(alone.stream.locate(group.rows()))
-        expected.append(alone.read(found).digests)
+        result = alone.find(alone.stream.locate(group.rows()))
+        expected.append(alone.read(result).digests)
     with closing(RankReader(rank_rows, cache)) as reader:
         reading = reader.groups()
         digests = [next(reading).labels.digests]

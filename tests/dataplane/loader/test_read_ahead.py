@@ -17,20 +17,20 @@ from headrace.dataplane.loader.read_ahead import read_ahead
 )
 @settings(max_examples=40, deadline=None)
 def test_results_come_in_order_and_few_are_made_ahead(most: int, pauses: list[float]) -> None:
-    made: list[int] = []
+    result: list[int] = []
 
     def results() -> Iterator[int]:
         for number in range(len(pauses)):
             time.sleep(0.001)
-            made.append(number)
+            result.append(number)
             yield number
 
     seen = []
     for number in read_ahead(results(), most, pause=0.001):
         time.sleep(pauses[number])
         seen.append(number)
-        assert len(made) <= len(seen) + most
-    assert seen == made == [*range(len(pauses))]
+        assert len(result) <= len(seen) + most
+    assert seen == result == [*range(len(pauses))]
 
 
 def test_the_thread_works_while_the_consumer_is_away() -> None:

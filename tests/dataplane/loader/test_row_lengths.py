@@ -47,7 +47,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, list[tuple[i
         engine=ONE,
     )
     assert all(pack_lengths(config).values())
-    return plan_of(spec(folder)), [tuple(each.tolist()) for each in documents if len(each) <= L]
+    return plan_of(spec(folder)), [
+        tuple(document.tolist()) for document in documents if len(document) <= L
+    ]
 
 
 def spec(folder: Path, **values: Any) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def test_an_error_is_raised_at_its_step_with_its_cause(tmp_path: Path, number: i
 def test_workers_end_with_their_iterator(two_phases: Plan, end: str) -> None:
     iterator: Iterator[list[Batch]] = iter(Loader(two_phases, micro_batch=4, workers=2))
     next(iterator)
-    assert sum(one.name == "headrace-read" for one in threading.enumerate()) == 1
+    assert sum(item.name == "headrace-read" for item in threading.enumerate()) == 1
     if end == "close":
         iterator.close()  # type: ignore[attr-defined]
     else:

@@ -157,7 +157,7 @@ def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
     """Draw an order of up to `most` windows, which may continue another, and up to four changes of
     the length; `last` is the length after them."""
     order = draw(cases(most)).order
-    lengths = [each for each in range(1, order.chunk + 1) if order.chunk % each == 0]
+    lengths = [item for item in range(1, order.chunk + 1) if order.chunk % item == 0]
     length = draw(st.sampled_from(lengths))
     if draw(st.booleans()) and order.end_row(0, length):
         drawn = draw(st.integers(0, order.end_row(0, length) - 1))

@@ -79,9 +79,9 @@ def walk_shares(plan: Plan) -> list[list[Fraction]]:
     for phase in plan.phases:
         [stretch] = phase.stretches
         for row in range(phase.first_row, phase.end_row):
-            made = [d for d in plan.decisions if phase.first_row <= d.row <= row]
-            if made:
-                weights = [Fraction(weight) for weight in made[-1].weights]
+            result = [d for d in plan.decisions if phase.first_row <= d.row <= row]
+            if result:
+                weights = [Fraction(weight) for weight in result[-1].weights]
             else:
                 middle = Fraction(2 * (row - phase.first_row) + 1, 2 * phase.rows)
                 ends = zip(stretch.weights, stretch.to or stretch.weights, strict=True)
@@ -147,13 +147,13 @@ def test_random_decisions_keep_each_source_within_two_rows(plan: Plan) -> None:
 def test_a_decision_changes_no_row_before_it(plan: Plan, random: object) -> None:
     def located(decisions: tuple[Decision, ...]) -> list[tuple[int, int, int]]:
         stream = Stream(replace(plan, decisions=decisions))
-        found = []
+        result = []
         for phase in plan.phases:
             part = stream.locate(np.arange(phase.first_row, phase.end_row))
-            found += zip(
+            result += zip(
                 *(x.tolist() for x in (part.sources, part.epochs, part.tokens)), strict=True
             )
-        return found
+        return result
 
     whole = located(plan.decisions)
     for number, decision in enumerate(plan.decisions):

@@ -85,8 +85,8 @@ def test_a_new_format_is_built_verified_inspected_indexed_and_loaded(
     assert shown["shown"][0]["origin"] == {"file": str(corpus), "position": 3, "id": "#3"}
     assert shown["shown"][0]["text"].startswith("document 3 water")
 
-    made = invoke("build", corpus, *options, "--out", usual)
-    assert made.exit_code == 0, made.output
+    result = invoke("build", corpus, *options, "--out", usual)
+    assert result.exit_code == 0, result.output
     np.testing.assert_array_equal(rows(out), rows(usual))  # the storage does not decide the order
 
     (out / "listing.json").write_text("[]")

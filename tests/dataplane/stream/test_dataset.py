@@ -187,11 +187,11 @@ def test_a_state_after_a_decision_holds_with_that_decision_alone(changing: Plan)
     """A loop over a run's rows may have read rows for which the run then decides other shares."""
 
     def decided(*steps: int) -> StreamDataset:
-        made = [
+        result = [
             Decision(row=changing.step(step).first_row, weights=(1, 2), digest=f"{step:032x}")
             for step in steps
         ]
-        return Stream(replace(changing, decisions=tuple(made))).dataset()
+        return Stream(replace(changing, decisions=tuple(result))).dataset()
 
     state = decided(2).state_dict(step=4)
     decided(2, 4).load_state_dict(state)

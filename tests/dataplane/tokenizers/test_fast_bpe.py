@@ -110,17 +110,17 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
-    made = brought(tokenizer)
-    assert made.slow_reason is None
-    return made, reference
+    result = brought(tokenizer)
+    assert result.slow_reason is None
+    return result, reference
 
 
 def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
-    found = made.encode(texts)
+    result = made.encode(texts)
     expected = reference.encode_batch_fast(texts, add_special_tokens=False)
-    assert len(found.starts) == len(texts) + 1
+    assert len(result.starts) == len(texts) + 1
     for number, one in enumerate(expected):
-        ids = found.tokens[found.starts[number] : found.starts[number + 1]].tolist()
+        ids = result.tokens[result.starts[number] : result.starts[number + 1]].tolist()
         assert ids == [*one.ids, made.info.end_of_document], repr(texts[number])
 
 
@@ -194,9 +194,9 @@ def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     tokenizer = ODD[request.param]()
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
-    made = brought(tokenizer)
-    assert (made.slow_reason is None) is request.param.startswith("added")
-    return made, reference
+    result = brought(tokenizer)
+    assert (result.slow_reason is None) is request.param.startswith("added")
+    return result, reference
 
 
 @settings(deadline=None, max_examples=250)
@@ -263,9 +263,9 @@ def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], kind: 
 
 
 def test_decode_inverts_encode(style: tuple[BpeTokenizer, Tokenizer]) -> None:
-    made, _ = style
+    result, _ = style
     text = "Hello, wörld — 中文 🙂\n\n    x"
-    assert made.decode(made.encode([text]).tokens.tolist()) == text + END
+    assert result.decode(result.encode([text]).tokens.tolist()) == text + END
 
 
 def test_special_tokens_in_a_text_are_text_by_default() -> None:
@@ -286,12 +286,12 @@ def test_added_tokens_in_a_text_keep_the_fast_path(
     tokenizer = train(pattern, normalizer=normalizers.NFC(), vocab_size=600)
     names = ["<think>", "</think>", "<t", "think>x", "  "]
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in names])
-    made = brought(tokenizer, parse_special=True)
-    monkeypatch.setattr(made, "_encode_slowly", None)
+    result = brought(tokenizer, parse_special=True)
+    monkeypatch.setattr(result, "_encode_slowly", None)
     rng = random.Random(0)
     pieces = [*names, END, "thin", "<", " ", "x", "e\u0301", "\u0338", "1", "a b"]
     texts = ["".join(rng.choices(pieces, k=rng.randrange(12))) for _ in range(500)]
-    same(made, tokenizer, texts)
+    same(result, tokenizer, texts)
     plain, reference = brought(tokenizer), Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
     monkeypatch.setattr(plain, "_encode_slowly", None)
@@ -326,9 +326,9 @@ def test_pairs_of_a_token_listed_apart_are_inexact() -> None:
     merges = data["model"]["merges"]
     vocabulary = set(data["model"]["vocab"])
     assert {"Ġ", "ĠĠ", "ĠĠĠ", "ĠĠĠĠ"} <= vocabulary
-    made = merges.index(["ĠĠ", "ĠĠ"])
+    result = merges.index(["ĠĠ", "ĠĠ"])
     assert ["Ġ", "ĠĠĠ"] in merges
-    merges.append(merges.pop(made))
+    merges.append(merges.pop(result))
     with pytest.raises(Inexact, match="are not listed together"):
         convert(data)
 
@@ -341,9 +341,9 @@ def test_ids_in_another_order_than_the_merges() -> None:
     data["model"]["vocab"] = dict(zip(data["model"]["vocab"], numbered, strict=True))
     data["added_tokens"][0]["id"] = data["model"]["vocab"][END]
     tokenizer = Tokenizer.from_str(json.dumps(data))
-    made = brought(tokenizer)
-    assert made.slow_reason is None
-    same(made, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
+    result = brought(tokenizer)
+    assert result.slow_reason is None
+    same(result, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
 
 
 def test_with_another_pattern_ids_would_differ() -> None:
@@ -374,21 +374,21 @@ def test_inexact_names_the_reason(change: Any, reason: str) -> None:
 
 def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
-    made = brought(tokenizer)
-    assert made.slow_reason is not None
-    same(made, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
+    result = brought(tokenizer)
+    assert result.slow_reason is not None
+    same(result, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
 def test_few_texts_do_not_start_the_fast_path() -> None:
     tokenizer = train(LLAMA3, vocab_size=600)
-    made = brought(tokenizer, fast_from=100)
+    result = brought(tokenizer, fast_from=100)
     started = []
     for text in ["Hello  there", "", "x" * 60, "中文 " * 20, "def f(x):\n    return 12345", "end"]:
-        same(made, tokenizer, [text, text])
-        started.append("_tokenizer" in vars(made._fast))
+        same(result, tokenizer, [text, text])
+        started.append("_tokenizer" in vars(result._fast))
     assert started == [False, False, True, True, True, True]
 
 
 def test_ids_fit_their_type() -> None:
-    made = brought(train(LLAMA3, vocab_size=300))
-    assert made.encode(["x"]).tokens.dtype == np.uint16
+    result = brought(train(LLAMA3, vocab_size=300))
+    assert result.encode(["x"]).tokens.dtype == np.uint16

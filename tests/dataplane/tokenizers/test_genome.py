@@ -48,16 +48,16 @@ def weights(texts: Any, **options: Any) -> list[list[float]]:
 def test_control_tags_are_those_of_savanna(texts: list[str]) -> None:
     expected = [savanna_mask([*text.encode(), EOD]) for text in texts]
     assert weights(texts, mask_control_tags=True) == expected
-    found = weights(texts, mask_control_tags=True, dna=True, masked_weight=0.25)
-    for text, kept, mask in zip(texts, found, expected, strict=True):
+    result = weights(texts, mask_control_tags=True, dna=True, masked_weight=0.25)
+    for text, kept, mask in zip(texts, result, expected, strict=True):
         lower = [0.25 if c.islower() else 1.0 for c in text] + [1.0]
         assert kept == [w * m for w, m in zip(lower, mask, strict=True)]
 
 
 def test_a_tag_has_no_loss_and_keeps_its_ids() -> None:
     text = f"{TAG}ACgt@A#N"
-    [found] = weights([text], mask_control_tags=True, dna=True)
-    assert found == [0.0] * len(TAG) + [1, 1, 0.1, 0.1, 0, 1, 0, 1, 1]
+    [result] = weights([text], mask_control_tags=True, dna=True)
+    assert result == [0.0] * len(TAG) + [1, 1, 0.1, 0.1, 0, 1, 0, 1, 1]
     [without] = weights([text], dna=True)
     assert without[0] == 1.0 and set(without) == {1.0, 0.1}
     plain, masked = (ByteTokenizer(ByteConfig(mask_control_tags=flag)) for flag in (False, True))
@@ -72,8 +72,8 @@ def test_a_tag_has_no_loss_and_keeps_its_ids() -> None:
 )
 def test_runs_of_n_have_no_loss(texts: list[str], length: int, tags: bool) -> None:
     options = {"dna": True, "masked_weight": 0.25, "mask_control_tags": tags}
-    found = weights(texts, mask_n_runs=length, **options)
-    for text, plain, kept in zip(texts, weights(texts, **options), found, strict=True):
+    result = weights(texts, mask_n_runs=length, **options)
+    for text, plain, kept in zip(texts, weights(texts, **options), result, strict=True):
         for run in re.finditer(f"[Nn]{{{length},}}", text):
             plain[run.start() : run.end()] = [0.0] * len(run[0])
         assert kept == plain
@@ -124,9 +124,9 @@ def test_prose_is_not_a_genome(tmp_path: Path, option: str) -> None:
     with pytest.raises(InputError, match=r"44% of its bytes are not of a nucleotide") as caught:
         build(tmp_path, text, **options)
     assert "record 10" in str(caught.value) and "--max-foreign" in str(caught.value)
-    made = build(tmp_path, text, on_error="skip", **options)
-    assert made.documents == 9
-    assert made.generations[0].provenance["counts"]["bad: not tokenizable"] == 2
+    result = build(tmp_path, text, on_error="skip", **options)
+    assert result.documents == 9
+    assert result.generations[0].provenance["counts"]["bad: not tokenizable"] == 2
 
 
 def test_prose_is_allowed_by_name(tmp_path: Path) -> None:

@@ -52,17 +52,19 @@ def test_merges_are_judged_as_by_encoding_each_token(merges: list[tuple[str, str
         listed.setdefault(left + right, {})[left, right] = line
     ranks = {letter: byte for byte, letter in letters_by_byte().items()}
     ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
-    made = {whole: last_pair(whole, ranks) for whole in listed}
-    lines = [pairs.get(made[whole], -1) for whole, pairs in listed.items()]  # type: ignore[arg-type]
+    output = {whole: last_pair(whole, ranks) for whole in listed}
+    lines = [pairs.get(output[whole], -1) for whole, pairs in listed.items()]  # type: ignore[arg-type]
     right = -1 not in lines and lines == sorted(lines)
-    right &= all(ranks[part] < ranks[whole] for whole, pair in made.items() for part in pair or ())
+    right &= all(
+        ranks[part] < ranks[whole] for whole, pair in output.items() for part in pair or ()
+    )
     try:
-        found = find_last_merges(merges)
+        result = find_last_merges(merges)
     except Inexact:
         assert not right
     else:
         assert right
-        assert found == made
+        assert result == output
 
 
 LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
@@ -78,13 +80,13 @@ def test_accepted_merges_give_equal_ids(merges: list[tuple[str, str]], texts: li
     ranks = {letter: byte for byte, letter in letters_by_byte().items()}
     ranks |= {whole: rank for rank, whole in enumerate(listed, start=256)}
     try:
-        made = find_last_merges(merges)
+        output = find_last_merges(merges)
     except Inexact:
         return
     tokenizer = Tokenizer(models.BPE(ranks, merges))
     tokenizer.pre_tokenizer = LEVEL
     ids = np.arange(len(ranks), dtype=np.uint16)
-    found, ends = FastBpe(made, ids, PATTERNS["GPT-2"]).encode(texts, 9999)
-    expected = [[*one.ids, 9999] for one in tokenizer.encode_batch(texts)]
-    assert found.tolist() == [id for one in expected for id in one]
-    assert np.diff(ends, prepend=0).tolist() == [len(one) for one in expected]
+    result, ends = FastBpe(output, ids, PATTERNS["GPT-2"]).encode(texts, 9999)
+    expected = [[*item.ids, 9999] for item in tokenizer.encode_batch(texts)]
+    assert result.tolist() == [id for item in expected for id in item]
+    assert np.diff(ends, prepend=0).tolist() == [len(item) for item in expected]

@@ -150,20 +150,20 @@ def open_library(data: dict[str, Any]) -> Tokenizer:
 
 
 def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
-    found = made.encode(texts)
+    result = made.encode(texts)
     expected = reference.encode_batch_fast(texts, add_special_tokens=False)
-    assert len(found.starts) == len(texts) + 1
+    assert len(result.starts) == len(texts) + 1
     for number, encoding in enumerate(expected):
-        ids = found.tokens[found.starts[number] : found.starts[number + 1]].tolist()
+        ids = result.tokens[result.starts[number] : result.starts[number + 1]].tolist()
         assert ids == [*encoding.ids, made.info.end_of_document], repr(texts[number])
 
 
 @pytest.fixture(scope="module", params=list(STYLES))
 def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     data = STYLES[request.param]()
-    reference, made = open_library(data), brought(data)
-    assert made.slow_reason is None
-    return made, reference
+    reference, result = open_library(data), brought(data)
+    assert result.slow_reason is None
+    return result, reference
 
 
 @settings(deadline=None, max_examples=150)
@@ -192,23 +192,23 @@ def test_special_tokens_in_a_text() -> None:
 def test_cuts_are_needed_where_no_merge_joins_and_nowhere_else() -> None:
     """Negative control: cuts at all spaces would change ids."""
     data = STYLES["crossing"]()
-    reference, made = open_library(data), brought(data)
+    reference, result = open_library(data), brought(data)
     text = " ".join(corpus())
-    same(made, reference, [text])
-    fast = made._fast
+    same(result, reference, [text])
+    fast = result._fast
     assert isinstance(fast, word_cache.WordCache)
     assert 0 < np.count_nonzero(fast._cuts[:, ord(" ")]) < 256
     fast._cuts[:, ord(" ")] = True
     with pytest.raises(AssertionError):
-        same(made, reference, [text])
+        same(result, reference, [text])
 
 
 def test_few_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_cache, "MAX_WORDS", 10)
     data = llama2()
-    made, reference = brought(data), open_library(data)
+    result, reference = brought(data), open_library(data)
     for _, text in zip(range(100), corpus(), strict=False):
-        same(made, reference, [text[:200], text[200:400]])
+        same(result, reference, [text[:200], text[200:400]])
 
 
 @pytest.mark.parametrize(

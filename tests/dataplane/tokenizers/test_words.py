@@ -41,17 +41,17 @@ def tokenizer_of(pattern: Pattern) -> Tokenizer:
 def find_differences(pattern: Pattern, texts: list[str], **changes: object) -> list[str]:
     """Return the texts that the fast path, with a changed pattern, encodes otherwise."""
     tokenizer = tokenizer_of(pattern)
-    made = BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(), source="test", fast_from=0)
-    assert made.slow_reason is None
+    output = BpeTokenizer(tokenizer.to_str().encode(), BpeConfig(), source="test", fast_from=0)
+    assert output.slow_reason is None
     for name, value in changes.items():
-        object.__setattr__(made._fast, name, value)
-    found = made.encode(texts)
+        object.__setattr__(output._fast, name, value)
+    result = output.encode(texts)
     expected = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    bounds = found.starts.tolist()
+    bounds = result.starts.tolist()
     return [
         text
         for text, ids, start, end in zip(texts, expected, bounds, bounds[1:], strict=False)
-        if found.tokens[start : end - 1].tolist() != ids.ids
+        if result.tokens[start : end - 1].tolist() != ids.ids
     ]
 
 

@@ -69,7 +69,7 @@ def expected_rows(plan: Plan) -> list[dict]:
         for place, (row, source, epoch) in enumerate(places):
             name, spans = plan.sources[source].name, located.spans(place)
             documents = DOCUMENTS[name]
-            owner = np.repeat(np.arange(len(documents)), [len(one) for one in documents])
+            owner = np.repeat(np.arange(len(documents)), [len(document) for document in documents])
             inputs = [number for start, end in spans for number in range(start, end)]
             tokens = np.concatenate(documents)[[*inputs, spans[-1][1]]]
             digest = hashlib.blake2b(tokens.astype("<u2").tobytes(), digest_size=16).hexdigest()
@@ -80,9 +80,9 @@ def expected_rows(plan: Plan) -> list[dict]:
                     "source": name,
                     "epoch": epoch,
                     "documents": [
-                        (one, owner[start:end].tolist().count(one))
+                        (item, owner[start:end].tolist().count(item))
                         for start, end in spans
-                        for one in sorted(set(owner[start:end].tolist()))
+                        for item in sorted(set(owner[start:end].tolist()))
                     ],
                     "tokens_hash": digest,
                 }
@@ -95,16 +95,16 @@ def test_rows_hold_the_expected_documents(plan):
     assert len(audited) == plan.rows
     stream = Stream(plan)
     assert any(stream.locate(np.array([row.row])).pieces for row in audited)
-    for row, wanted in zip(audited, expected_rows(plan), strict=True):
+    for row, expected in zip(audited, expected_rows(plan), strict=True):
         data = json.loads(row.format_json())
         assert list(data) == ["row", "phase", "source", "epoch", "documents", "tokens_hash"]
         documents = data.pop("documents")
-        listed = [(each["document"], each["tokens"]) for each in documents]
-        assert {**data, "documents": listed} == wanted
-        for each in documents:
-            assert each["id"] == f"id-{each['document']}"
-            assert each["position"] == each["document"]
-            assert each["file"] == "corpus-0.txt"
+        listed = [(document["document"], document["tokens"]) for document in documents]
+        assert {**data, "documents": listed} == expected
+        for document in documents:
+            assert document["id"] == f"id-{document['document']}"
+            assert document["position"] == document["document"]
+            assert document["file"] == "corpus-0.txt"
         assert plan.step_at(row.row).number == row.step
 
 

@@ -110,8 +110,8 @@ def test_a_source_is_added_to_a_running_run(tmp_path, parent, head):
     counts = {
         name: sum(1 for source, *_ in taken if source == name) for name in ("web", "code", "math")
     }
-    wanted = {"web": 768, "code": 256, "math": 1_024}
-    assert all(abs(counts[name] - wanted[name]) < 2 * 16 for name in wanted), counts
+    expected = {"web": 768, "code": 256, "math": 1_024}
+    assert all(abs(counts[name] - expected[name]) < 2 * 16 for name in expected), counts
 
 
 @pytest.mark.parametrize("added", [1_000, 16, 5])
@@ -201,8 +201,8 @@ def test_a_phase_of_any_earlier_run_can_be_replayed(tmp_path, parent, head):
     )
     rows = Stream(last).counts(last.end_row) * 16
     taken = dict(zip((s.name for s in last.sources), rows.tolist(), strict=True))
-    wanted = {"web": 768, "code": 256, "math": 1_024}
-    assert all(abs(taken[name] - wanted[name]) <= 16 for name in wanted), taken
+    expected = {"web": 768, "code": 256, "math": 1_024}
+    assert all(abs(taken[name] - expected[name]) <= 16 for name in expected), taken
     with pytest.raises(ConfigError, match="has a phase of this name"):
         resolve(Mixture(after=after, phases={"stable": phase(128, {"math": 1})}))
 

@@ -266,7 +266,7 @@ def test_every_change_of_the_order_changes_the_hash(mixture):
         with_phase(mixture, seq_len=128),
         with_phase(mixture, tokens=65_536),
     ]
-    hashes = {resolve(other).hash for other in others}
+    hashes = {resolve(item).hash for item in others}
     assert len(hashes) == len(others)
     assert resolve(mixture).hash not in hashes
 

@@ -51,18 +51,18 @@ def test_shares_are_proportional_up_to_what_each_source_has_left(sources, temper
         return
     weights = size_weights("p", sizes, temperature, rows, most)
     assert sum(weights.shares.values()) == 1
-    wanted = {
+    expected = {
         name: (size / max(sizes.values())) ** (1 / temperature) for name, size in sizes.items()
     }
-    x = level(wanted, most, rows)
+    x = level(expected, most, rows)
     for name, share in weights.shares.items():
         assert 0 < share * rows <= most[name]
         # Sources that are rounded up to one unit are paid for by the others, a unit each.
-        fair = min(x * wanted[name], float(most[name]))
+        fair = min(x * expected[name], float(most[name]))
         assert abs(float(share * rows) - fair) < (len(sizes) + 1) * rows / UNITS
         if name in weights.limited:
             assert share * rows == most[name], "exactly what it has left"
-            asked = wanted[name] / sum(wanted.values()) * rows
+            asked = expected[name] / sum(expected.values()) * rows
             assert weights.left_out[name] == max(0, round(asked - float(most[name])))
     assert weights.limited or all(
         (share * UNITS).denominator == 1 for share in weights.shares.values()

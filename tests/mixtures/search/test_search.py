@@ -44,8 +44,8 @@ def simulated(rounds: int, noise: float, seed: int, *, blind: bool = False) -> f
         else:
             fit = Regression(shares, scores, noise)
             best = float(fit.predict(shares)[0].min())
-            found = propose(fit, best, 4, np.ones(4), seed=number)
-            more = np.array([each.shares for each in found])
+            result = propose(fit, best, 4, np.ones(4), seed=number)
+            more = np.array([item.shares for item in result])
         shares = np.vstack([shares, more])
         scores = np.append(scores, true_score(more) + noise * random.standard_normal(4))
     if blind:
@@ -71,10 +71,10 @@ def test_proposals_of_a_batch_differ(noise: float) -> None:
     shares = random.dirichlet(np.ones(4), 8)
     fit = Regression(shares, true_score(shares) + noise * random.standard_normal(8), noise)
     best = float(fit.predict(shares)[0].min())
-    found = [each.shares for each in propose(fit, best, 6, np.ones(4))]
-    every = np.vstack([shares, *found])
+    result = [item.shares for item in propose(fit, best, 6, np.ones(4))]
+    every = np.vstack([shares, *result])
     apart = np.abs(every[:, None] - every[None]).max(-1)[len(shares) :]
-    assert len(found) == 6
+    assert len(result) == 6
     assert np.sort(apart, axis=1)[:, 1].min() >= 0.02 - 1e-9  # each is nearest to itself
     assert len(propose(fit, best, 6, np.array([0.5, 0.49, 0.01, 0.0]))) == 1
 
@@ -147,17 +147,17 @@ def test_proposals_become_mixtures(anneal: Path, tmp_path: Path) -> None:
     words = ("--max", "web=0.5", "--mixture", base, "--out", out, "--propose", 2, "--json")
     result = search(anneal, *words)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    pin_keys("search", found)
-    for each in [found["expected_best"], *found["proposals"]]:
+    answer = json.loads(result.stdout)
+    pin_keys("search", answer)
+    for each in [answer["expected_best"], *answer["proposals"]]:
         assert each["shares"]["web"] <= 0.5 and sum(each["shares"].values()) == pytest.approx(1)
-    assert found["expected_best"]["shares"]["web"] == 0.5  # the best source, as far as allowed
-    assert found["effects"]["web"]["change"] < 0 < found["effects"]["math"]["change"]
-    assert len(found["files"]) == 2
+    assert answer["expected_best"]["shares"]["web"] == 0.5  # the best source, as far as allowed
+    assert answer["effects"]["web"]["change"] < 0 < answer["effects"]["math"]["change"]
+    assert len(answer["files"]) == 2
     from headrace.mixtures.mixture_file.tolerant_read import read
 
-    written = read(found["files"][0]).mixture.phases["anneal"]
-    assert written.weights == {k: v for k, v in found["proposals"][0]["shares"].items() if v}
+    written = read(answer["files"][0]).mixture.phases["anneal"]
+    assert written.weights == {k: v for k, v in answer["proposals"][0]["shares"].items() if v}
     assert written.tokens == 10_000 and written.lr.end == 0  # type: ignore[attr-defined]
     assert "already exists" in search(anneal, *words).output
 

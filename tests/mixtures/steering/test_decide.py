@@ -78,8 +78,8 @@ def test_a_request_that_the_plan_does_not_allow_is_refused(
     plan = planned(head)
     run = write_taken_run(tmp_path / "run", plan, 10)
     if "already" in why:
-        made = decide_by_hand(Stream(plan), [], {"math": 1.0}, 12, 45, "id")
-        decisions.append(run / decisions.NAME, made)
+        result = decide_by_hand(Stream(plan), [], {"math": 1.0}, 12, 45, "id")
+        decisions.append(run / decisions.NAME, result)
     with pytest.raises(PlanError, match=why):
         ask_run(run, shares, step)
     assert not (run / NAME).exists()
@@ -116,9 +116,9 @@ def control(
     for turn, step in enumerate(steps):
         observed = Observed(losses={"web": 2.0 - turn / 8, "code": 3.5}, held_out=held_out)
         stream = Stream(add_decisions(plan, recorded))
-        made = decide_by_controller(stream, recorded, step, step + 2, observed)
-        assert made is not None
-        recorded.append(made)
+        result = decide_by_controller(stream, recorded, step, step + 2, observed)
+        assert result is not None
+        recorded.append(result)
     return recorded
 
 
@@ -127,12 +127,12 @@ def test_controllers_keep_max_epochs_to_the_end_of_the_plan(
     head: Callable[..., str], code: int
 ) -> None:
     plan = planned(head, code=code, control=STAGES)
-    [made] = control(plan, (10,), (3.0, 3.0, 3.0))
-    decided = add_decisions(plan, [made])
+    [result] = control(plan, (10,), (3.0, 3.0, 3.0))
+    decided = add_decisions(plan, [result])
     assert not list(Stream(decided).shortages())
-    assert ("code" in made.why["limits"]) == (code < 90_000)
-    asked = made.why["limits"].get("code", 1.0)
-    assert made.shares == {name: s for name, s in (("web", 1 - asked), ("code", asked)) if s}
+    assert ("code" in result.why["limits"]) == (code < 90_000)
+    asked = result.why["limits"].get("code", 1.0)
+    assert result.shares == {name: s for name, s in (("web", 1 - asked), ("code", asked)) if s}
     if code < 90_000:  # without the limit it runs dry, and little is left over with it
         free = replace(decided.decisions[0], weights=(0, 1, 0))
         assert list(Stream(replace(decided, decisions=(free,))).shortages())
@@ -176,9 +176,9 @@ def test_the_audit_repeats_controllers_bit_by_bit(
     recorded = control(plan, steps, (3.0, 3.0, 3.0))
     run = write_decisions(tmp_path / "run", plan, recorded)
     audited = list(audit_decisions(open_plan(str(run))))
-    assert [each.recorded.digest for each in audited] == [made.digest for made in recorded]
-    assert all("repeated, and equal" in each.format_text() for each in audited)
-    pin_keys(f"decisions-{settings['kind']}", [json.loads(each.format_json()) for each in audited])
+    assert [item.recorded.digest for item in audited] == [item.digest for item in recorded]
+    assert all("repeated, and equal" in item.format_text() for item in audited)
+    pin_keys(f"decisions-{settings['kind']}", [json.loads(item.format_json()) for item in audited])
     last = recorded[-1]
     lower = {name: loss / 2 for name, loss in last.why["losses"].items()}
     changes: list[dict[str, Any]] = [

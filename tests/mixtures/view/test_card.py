@@ -75,14 +75,14 @@ def test_a_card_has_what_the_cards_of_its_datasets_say(tmp_path: Path) -> None:
         )
     )
     about.save(base, About(licenses=("CC-BY-4.0",), sources=("a crawl",)))
-    made = select(SelectConfig(dataset=base, where="language == 'en'", out=view, engine=ONE))
+    result = select(SelectConfig(dataset=base, where="language == 'en'", out=view, engine=ONE))
     phase = PhaseSpec(tokens=4_000, seq_len=16, batch=128, weights={"bin": 1})
     mixture = Mixture(sources={"bin": SourceSpec(data=view)}, phases={"main": phase})
     page = render_card(Stream(resolve(mixture)))
     documents = read_dataset(tmp_path / "view")
     lengths = sorted(len(ids) for _, _, ids in documents)
     ratio = sum(len(text.encode()) for _, text, _ in documents) / sum(lengths)
-    assert f"| bin | `{view}` | `{made.hash[:16]}` | 75 | {ratio:.3f} | none |" in page
+    assert f"| bin | `{view}` | `{result.hash[:16]}` | 75 | {ratio:.3f} | none |" in page
     assert "| bin | CC-BY-4.0 (as its dataset states) | a crawl (as its dataset states) |" in page
     left_out = page.split("## Left out\n")[1].split("## ")[0]
     assert left_out.strip().splitlines()[2:] == [

@@ -35,17 +35,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def test_both_forms_of_context_attention_keep_as_much_and_the_ring_works_with_more() -> None:
     """The ring runs flash attention hop by hop, and sums outputs and gradients in fp32."""
     config = load_model_config("tiny-transformer")
-    found = {}
+    result = {}
     forms: tuple[AttentionForm, AttentionForm] = ("a2a", "ring")
     for attention in forms:
         shape = Shape(
             rows=1, seq_len=512, precision=PRECISIONS["bf16"], device="cuda",
             degrees=Degrees(cp=4), attention=attention,
         )  # fmt: skip
-        found[attention] = model_passes(config, shape, ["none"] * len(config.layers)).layers[0]
-    a2a, ring = (found[form] for form in forms)
+        result[attention] = model_passes(config, shape, ["none"] * len(config.layers)).layers[0]
+    a2a, ring = (result[form] for form in forms)
     assert ring.activations == pytest.approx(a2a.activations, rel=0.1)
-    one, other = (sum(piece.high for piece in each.backward) for each in (ring, a2a))
+    one, other = (sum(piece.high for piece in item.backward) for item in (ring, a2a))
     assert one > 1.05 * other
 
 
@@ -86,9 +86,9 @@ def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
         for name, options in config.operators.items()
     }
     fused = replace(config, operators=explicit, kernel="triton")
-    found = model_passes(config, shape, rules)
-    assert found == model_passes(fused, shape, rules)
-    assert found != model_passes(config, replace(shape, device="cpu"), rules)
+    result = model_passes(config, shape, rules)
+    assert result == model_passes(fused, shape, rules)
+    assert result != model_passes(config, replace(shape, device="cpu"), rules)
     li = HyenaLIOptions(state_size=4, poles="complex")
     poles = ModelConfig(vocab_size=64, width=32, pattern="[li]", operators={"li": li})
     long = replace(shape, seq_len=4096)
@@ -119,20 +119,20 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         device="cuda",
         degrees=Degrees(dp=2, cp=2),
     )
-    found: list[dict[str, Passes]] = []
+    result: list[dict[str, Passes]] = []
     for number, other in enumerate([{}, *others]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
         monkeypatch.setattr(passes, "_traced_passes", {})
         tracer = Tracer(config, replace(shape, **other))
         tracer.trace_model(["none"] * len(config.layers))
-        found.append(dict(passes._traced_passes))
-    base, *changed = found
+        result.append(dict(passes._traced_passes))
+    base, *changed = result
     for parts in changed:
         shared = base.keys() & parts.keys()
         assert {part: parts[part] for part in shared} == {part: base[part] for part in shared}
         assert len(base) > len(shared) > 2, "some layers are shared, and some are not"
         own = [parts[part] for part in parts.keys() - shared]
-        assert not any(each in base.values() for each in own)
+        assert not any(item in base.values() for item in own)
 
 
 def test_many_short_rows_take_the_memory_of_few_long_ones() -> None:
@@ -167,8 +167,8 @@ def test_a_second_trace_of_a_ring_equals_the_first() -> None:
         attention="ring",
     )
     first, second, other = (
-        FakeModel(reduce_to_kinds(config), each).run(lambda model: model.layer(0, "block"))
-        for each in (shape, shape, replace(shape, rows=3))
+        FakeModel(reduce_to_kinds(config), item).run(lambda model: model.layer(0, "block"))
+        for item in (shape, shape, replace(shape, rows=3))
     )
     assert first == second
     assert first != other
@@ -185,16 +185,16 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
         attention="ring",
     )
     rules: list[Rule] = ["none", "block", Selective(save=("attention",))]
-    found = [Tracer(config, shape).layer(0, rule) for rule in rules]
+    result = [Tracer(config, shape).layer(0, rule) for rule in rules]
     monkeypatch.setattr(passes, "_traced_passes", {})
     monkeypatch.setattr(passes, "load_or_compute_passes", lambda _, make: make())
-    assert found == [Tracer(config, shape, max_ring=16).layer(0, rule) for rule in rules]
+    assert result == [Tracer(config, shape, max_ring=16).layer(0, rule) for rule in rules]
     # Negative control: a short ring with shorter parts.
     for part in (64, 32):
         few = replace(shape, seq_len=part * 8, degrees=Degrees(cp=8))
         model = FakeModel(reduce_to_kinds(config), few)
         own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
-        assert (lengthen_ring(own, 8) == found[-1]) == (part == 64)
+        assert (lengthen_ring(own, 8) == result[-1]) == (part == 64)
 
 
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -272,6 +272,6 @@ def test_long_rows_follow_from_shorter_ones(
         layer = tracer.layer(0, "block")
         return [find_peak(layer.forward), find_peak(layer.backward)]
 
-    found, ran, wrong = (highest(lengths) for lengths in (None, [shape.seq_len], [256, 512]))
-    assert found == pytest.approx(ran, rel=0.02)
+    result, ran, wrong = (highest(lengths) for lengths in (None, [shape.seq_len], [256, 512]))
+    assert result == pytest.approx(ran, rel=0.02)
     assert wrong != pytest.approx(ran, rel=0.05)

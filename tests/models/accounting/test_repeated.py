@@ -52,15 +52,15 @@ def test_traces_are_those_of_the_mode_alone(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(repeated, "_layouts_by_key", {})
-    found = passes_of(name, device)
+    result = passes_of(name, device)
     assert sum(known is not None for known in repeated._layouts_by_key.values()) > 20
     monkeypatch.setattr(trace, "run_operation", as_first)
-    assert passes_of(name, device) == found
+    assert passes_of(name, device) == result
 
 
 def test_traces_see_how_long_repeated_results_live(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control of the test above."""
-    found = passes_of("tiny-moe", "cuda")
+    result = passes_of("tiny-moe", "cuda")
     make, alive = repeated._create_result, []
 
     def made(*like: Any) -> Any:
@@ -68,7 +68,7 @@ def test_traces_see_how_long_repeated_results_live(monkeypatch: pytest.MonkeyPat
         return alive[-1]
 
     monkeypatch.setattr(repeated, "_create_result", made)
-    assert passes_of("tiny-moe", "cuda") != found
+    assert passes_of("tiny-moe", "cuda") != result
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_view_is_that_of_the_mode_and_shares_its_input(
     with fake_tensors(torch.float32):
         x = torch.empty(5, 6, device=device)[1:]
         views = [find(operation, (x, *arguments), None) for find in (run_operation, as_first)]
-        own, theirs = (each if isinstance(each, list) else [each] for each in views)
-        assert [_described(each) for each in own] == [_described(each) for each in theirs]
-        assert {repeated.storage_key(each) for each in own} == {repeated.storage_key(x)}
+        own, theirs = (view if isinstance(view, list) else [view] for view in views)
+        assert [_described(item) for item in own] == [_described(their) for their in theirs]
+        assert {repeated.storage_key(item) for item in own} == {repeated.storage_key(x)}
 
 
 def _described(x: Any) -> Any:
@@ -109,8 +109,8 @@ def test_results_have_storages_of_their_own(monkeypatch: pytest.MonkeyPatch) -> 
     with fake_tensors(torch.float32):
         x, y = torch.empty(3, 4), torch.empty(4, 5)
         results = [run_operation(ATEN.mm.default, (x, y), None) for _ in range(3)]
-    assert len({each.untyped_storage()._cdata for each in results}) == 3
-    assert {(tuple(each.shape), each.untyped_storage().nbytes()) for each in results} == {
+    assert len({result.untyped_storage()._cdata for result in results}) == 3
+    assert {(tuple(result.shape), result.untyped_storage().nbytes()) for result in results} == {
         ((3, 5), 60)
     }
 

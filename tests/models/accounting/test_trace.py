@@ -117,10 +117,13 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
     kept, most = {}, {}
-    for each in get_args(LinearForm):
-        with linear_layers(each):
+    for get_argument in get_args(LinearForm):
+        with linear_layers(get_argument):
             passes = traced(products)
-        kept[each], most[each] = passes.activations, passes.activations + find_peak(passes.backward)
+        kept[get_argument], most[get_argument] = (
+            passes.activations,
+            passes.activations + find_peak(passes.backward),
+        )
     assert kept["torch"] - kept["zero3"] == 4 * ROWS * LENGTH * (3 + 4 + 1) * WIDTH
     if form == "zero3":
         monkeypatch.setattr(nn.functional, "linear", zero3_linear_wrap)
@@ -151,8 +154,8 @@ def test_products_in_bf16_hold_the_blocks_of_each_thread(
             torch.empty_strided(left.shape, left.stride()) @ torch.empty(inner, width)
     finally:
         torch.set_num_threads(before)
-    found = meter.peak - left.nbytes - right.nbytes
-    assert 0.96 < found / real < 1.01
+    result = meter.peak - left.nbytes - right.nbytes
+    assert 0.96 < result / real < 1.01
     assert height * width * 2 < 0.9 * real
 
 

@@ -252,8 +252,8 @@ def test_shared_blocks_are_called_at_the_published_layers() -> None:
     }
     for name, numbers in calls.items():
         config = load_model_config(name)
-        found = [number for number, layer in enumerate(config.layers) if layer.shared]
-        assert found == numbers, name
+        result = [number for number, layer in enumerate(config.layers) if layer.shared]
+        assert result == numbers, name
     two = load_model_config("zamba2-7b")
     blocks = [layer.shared for layer in two.layers if layer.shared]
     assert blocks == (["a", "b"] * 7)[:13]

@@ -42,19 +42,19 @@ def model(folder: Path) -> ModelConfig:
 
 def test_a_production_model_is_expressed(tmp_path: Path) -> None:
     said = convert(tmp_path, STRIPED, DATA).output
-    found = model(tmp_path)
-    assert [str(layer) for layer in found.layers] == ["se", "mr", "li", "attention", "se", "li"]
+    result = model(tmp_path)
+    assert [str(layer) for layer in result.layers] == ["se", "mr", "li", "attention", "se", "li"]
     # The first long filter sets the activation of its own layer's MLP and of all later ones.
-    operators: dict[str, Any] = dict(found.operators)
-    activations = [operators[layer.mlp or ""].activation for layer in found.layers]
+    operators: dict[str, Any] = dict(result.operators)
+    activations = [operators[layer.mlp or ""].activation for layer in result.layers]
     assert activations == ["gelu"] + ["identity"] * 5
     assert operators["mlp-gelu"].hidden == 256  # 8/3 of the width, rounded up to 128s
     li, mr = operators["li"], operators["mr"]
     assert isinstance(li, HyenaLIOptions) and li.rates == "product"
     assert (mr.decay, mr.decay_repeats, mr.filter_horizon) == ("weak", 2, 128)
-    assert (found.vocab_size, found.norm, found.norm_eps) == (512, "rms-eps-outside", 1e-6)
-    assert (found.init.weights, found.init.output) == ("small", "wang")
-    build_meta(found)
+    assert (result.vocab_size, result.norm, result.norm_eps) == (512, "rms-eps-outside", 1e-6)
+    assert (result.init.weights, result.init.output) == ("small", "wang")
+    build_meta(result)
     run, mixture = yaml(tmp_path, "run.yaml"), yaml(tmp_path, "mixture.yaml")
     assert run["optimizer"] == {
         "kind": "adamw",
@@ -86,12 +86,12 @@ def test_a_production_model_is_expressed(tmp_path: Path) -> None:
 
 def test_short_filters_as_mlps_and_old_names_are_expressed(tmp_path: Path) -> None:
     convert(tmp_path, SHORT_MLP, dp=3)
-    found = model(tmp_path)
-    assert [str(layer) for layer in found.layers] == ["se", "mr", "li", "li"]
-    assert found.operators["li"].kind == "hyena-li-factored"
-    short: Any = found.operators[found.mlp or ""]
+    result = model(tmp_path)
+    assert [str(layer) for layer in result.layers] == ["se", "mr", "li", "li"]
+    assert result.operators["li"].kind == "hyena-li-factored"
+    short: Any = result.operators[result.mlp or ""]
     assert (short.kind, short.hidden, short.groups) == ("hyena-mlp", 96, 96)
-    se: Any = found.operators["se"]
+    se: Any = result.operators["se"]
     assert (se.taps, se.pregate, se.postgate) == (7, False, True)
     (phase,) = yaml(tmp_path, "mixture.yaml")["phases"].values()
     assert phase["batch"] == 4 * 2 * 3 * 64 and phase["lr"]["period"] == 200 * phase["batch"]
@@ -120,13 +120,13 @@ def test_slow_heads_and_shared_long_filters_are_expressed(tmp_path: Path, kind: 
     text = STRIPED.replace("use_slow_heads: false", "use_slow_heads: true")
     text = text.replace("num_groups_hyena: 64", "num_groups_hyena: 16")
     convert(tmp_path, text.replace("filter_cls: implicit_modal", f"filter_cls: {kind}"))
-    found = model(tmp_path)
-    operators: dict[str, Any] = dict(found.operators)
+    result = model(tmp_path)
+    operators: dict[str, Any] = dict(result.operators)
     li, mr, se = (operators[name] for name in ("li", "mr", "se"))
     assert (li.groups, li.slow_heads) == (16, True)
     assert (mr.groups, mr.slow_heads) == (8, True)
     assert not hasattr(se, "slow_heads"), "Savanna's short filters have no heads"
-    shapes = {name: tuple(p.shape) for name, p in build_meta(found).named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in build_meta(result).named_parameters()}
     assert shapes["blocks.1.mixer.operator.skip"] == (8,)
     assert shapes["blocks.2.mixer.operator.skip"] == (16,)
 
@@ -177,8 +177,8 @@ def test_plain_mlps_keep_their_activation_of_fused_kernels(tmp_path: Path) -> No
         folder = tmp_path / name
         folder.mkdir()
         convert(folder, plain.replace("bias-gelu-fusion: false", f"bias-gelu-fusion: {fused}"))
-        found = model(folder)
-        mlp: Any = found.operators[found.mlp or ""]
+        result = model(folder)
+        mlp: Any = result.operators[result.mlp or ""]
         assert (mlp.kind, mlp.activation, mlp.bias) == ("mlp", activation, True)
 
 

@@ -87,15 +87,15 @@ def loss(model: Model, axis: Axis, documents: Documents, weights: Tensor) -> Ten
 def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
     """Return the gradients at the size of whole parameters, zero outside this rank's shards."""
     names, parameters = zip(*model.named_parameters(), strict=True)
-    found = {}
+    result = {}
     for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
         part = model.local_shards.get(name)
-        found[name] = own.double()
+        result[name] = own.double()
         if part is not None and part.runs is not None:
             index = torch.cat([torch.arange(run.start, run.stop) for run in part.runs])
-            found[name] = own.new_zeros(part.shape).double()
-            found[name].index_copy_(part.dim, index, own.double())
-    return found
+            result[name] = own.new_zeros(part.shape).double()
+            result[name].index_copy_(part.dim, index, own.double())
+    return result
 
 
 def apart(axes: Axes, pattern: str = ALL) -> float:
@@ -103,14 +103,14 @@ def apart(axes: Axes, pattern: str = ALL) -> float:
     whole, divided = made(pattern, "torch").double(), made(pattern, "triton")
     _, weights = batch()
     documents = Documents.build(CUTS, (ROWS, LENGTH))
-    wanted = loss(whole, ALONE, documents, weights.double())
+    expected = loss(whole, ALONE, documents, weights.double())
     divided.shard(axes)
-    found = loss(divided, axes.context, documents.shard(axes.context), weights)
-    ours = gradients(divided, found)
-    found = found.detach().double()
-    dist.all_reduce(found)
-    references = gradients(whole, wanted)
-    worst = abs(float(found / wanted.detach()) - 1)
+    result = loss(divided, axes.context, documents.shard(axes.context), weights)
+    ours = gradients(divided, result)
+    result = result.detach().double()
+    dist.all_reduce(result)
+    references = gradients(whole, expected)
+    worst = abs(float(result / expected.detach()) - 1)
     for name, reference in references.items():
         dist.all_reduce(ours[name])
         worst = max(worst, float((ours[name] - reference).abs().max() / reference.abs().max()))
@@ -128,10 +128,10 @@ def norms_apart(axis: Axis, groups: int) -> float:
         norm = GatedRMSNorm(24, 1e-2, groups=groups, kernel=kernel)
         del norm._parameters["weight"]
         norm.weight = own[2]
-        found = norm(own[0], own[1], axis)
+        result = norm(own[0], own[1], axis)
         return [
-            found.detach(),
-            *torch.autograd.grad(found, own, above[..., axis.part(24)].to(dtype)),
+            result.detach(),
+            *torch.autograd.grad(result, own, above[..., axis.part(24)].to(dtype)),
         ]
 
     whole = results("torch", ALONE, torch.float64)
@@ -164,31 +164,31 @@ def main(store: str, rank: int) -> None:
     selective_scan.CHUNK = delta.CHUNK = delta.BLOCK = 8
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
-    found = {
+    result = {
         "states": apart(context),
         "states and transition matrices": apart(context, "[gdn, kda]"),
         "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
         "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
     }
     for groups in (1, 2, 3):
-        found[f"a norm of {groups} groups"] = norms_apart(axis, groups)
+        result[f"a norm of {groups} groups"] = norms_apart(axis, groups)
     with mock.patch.object(gated_rms_norm, "sum_groups", unsummed):
-        found["groups whose sums are on one rank"] = norms_apart(axis, 3)
+        result["groups whose sums are on one rank"] = norms_apart(axis, 3)
     scans = ((modal_states, "[li]"), (ssd, "[ssd]"), (selective_scan, "[mamba]"), (delta, "[gdn]"))
     for kernel, pattern in scans:
         for direction in (False, True):
             with mock.patch.object(kernel, "receive_state", forgetful(direction)):
-                found[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
+                result[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
     ssd_next.CHUNK, ssd_next.DTYPES = 4, (torch.float32,)
     with choice.next_programs(["ssd"]):
-        found["states of next programs"] = apart(context, "[ssd]")
+        result["states of next programs"] = apart(context, "[ssd]")
         for direction in (False, True):
             with mock.patch.object(ssd_next, "receive_state", forgetful(direction)):
-                found[f"next programs, forgetful {direction}"] = apart(context, "[ssd]")
+                result[f"next programs, forgetful {direction}"] = apart(context, "[ssd]")
     modal_next.TILE = 8
     with choice.next_programs(["modal"]):
-        found["states of Hyena-LI's next programs"] = apart(context, "[li]")
-    print(json.dumps(found))
+        result["states of Hyena-LI's next programs"] = apart(context, "[li]")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
     said = [process.communicate(timeout=500) for process in ranks]
     for process, (_, errors) in zip(ranks, said, strict=True):
         assert process.returncode == 0, errors
-    found = json.loads(said[0][0])
+    result = json.loads(said[0][0])
     norms = [f"a norm of {groups} groups" for groups in (1, 2, 3)]
     states = (
         "states",
@@ -41,7 +41,7 @@ def test_two_ranks_compute_what_one_does(tmp_path: Path) -> None:
         "states of Hyena-LI's next programs",
     )
     for layout in (*states, "channels", "vocabulary", *norms):
-        assert found.pop(layout) < 1e-5, layout
-    assert len(found) == 11
-    for fault, error in found.items():
+        assert result.pop(layout) < 1e-5, layout
+    assert len(result) == 11
+    for fault, error in result.items():
         assert error > 1e-3, f"negative control: {fault} is not found"

@@ -164,9 +164,9 @@ def run(code: str, *arguments: str, **environment: str) -> str:
     ],
 )
 def test_every_kernel_equals_its_twin(cases: str) -> None:
-    found, nudged = json.loads(run(INTERPRETED, "float32", cases, TRITON_INTERPRET="1"))
-    assert {case.partition(":")[0] for case in found} == set(KERNELS)
-    for case, errors in found.items():
+    result, nudged = json.loads(run(INTERPRETED, "float32", cases, TRITON_INTERPRET="1"))
+    assert {case.partition(":")[0] for case in result} == set(KERNELS)
+    for case, errors in result.items():
         assert max(errors.values()) < 1e-5, (case, errors)
     for case, error in nudged.items():
         assert error > 1e-4, f"negative control: the comparison does not see {case}"
@@ -174,8 +174,8 @@ def test_every_kernel_equals_its_twin(cases: str) -> None:
 
 @pytest.fixture(scope="module")
 def a_few() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(run(A_FEW))
-    return found
+    result: list[dict[str, Any]] = json.loads(run(A_FEW))
+    return result
 
 
 @pytest.mark.slow
@@ -198,9 +198,9 @@ def test_packed_filters_compile_for_three_generations(a_few: list[dict[str, Any]
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 5e-3), ("float16", 6e-4)])
 def test_half_precision_loses_only_rounding(dtype: str, bound: float) -> None:
     """A few roundings, each at most half of the last bit: 2⁻⁹ and 2⁻¹² of a number."""
-    found, _ = json.loads(run(INTERPRETED, dtype, "all", TRITON_INTERPRET="1"))
-    assert {case.partition(":")[0] for case in found} == set(KERNELS)
-    for case, errors in found.items():
+    result, _ = json.loads(run(INTERPRETED, dtype, "all", TRITON_INTERPRET="1"))
+    assert {case.partition(":")[0] for case in result} == set(KERNELS)
+    for case, errors in result.items():
         assert max(errors.values()) < bound, (case, errors)
 
 

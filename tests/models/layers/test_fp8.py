@@ -48,9 +48,9 @@ def test_scales_are_the_smallest_powers_of_two(top: float) -> None:
 def test_zeros_and_what_is_not_finite() -> None:
     x = torch.zeros(3, 4)
     x[1, 0], x[2, 0] = math.inf, math.nan
-    found = quantize(x).dequantized(torch.float32)
-    assert torch.equal(found[0], x[0])
-    assert not found[1:, 0].isfinite().any(), "the step will be skipped"
+    result = quantize(x).dequantized(torch.float32)
+    assert torch.equal(result[0], x[0])
+    assert not result[1:, 0].isfinite().any(), "the step will be skipped"
 
 
 def test_rounding_twice_changes_nothing() -> None:
@@ -68,19 +68,19 @@ def test_the_op_equals_products_of_rounded_matrices(narrow: int, bias: bool) -> 
     b = rows(1, 48, seed=3)[0] if bias else None
     leaves = [leaf.requires_grad_() for leaf in (x, w, b) if leaf is not None]
     y = fp8_linear(x, None, None, w, b, narrow, "", "")
-    found = [y, *torch.autograd.grad(y, leaves, g)]
+    result = [y, *torch.autograd.grad(y, leaves, g)]
     x, w, wide = x.detach().float().double(), w.detach().float().double(), w.detach()[narrow:]
     w = rounded(w[:narrow])
     scales = quantize(leaves[1].detach()[:narrow]).scales.flatten().double()
     into_x = rounded((g[..., :narrow] * scales).flatten(0, 1)) @ (w / scales.unsqueeze(1))
-    wanted = [
+    expected = [
         torch.cat([rounded(x) @ w.T, leaves[0].detach() @ wide.T], -1)
         + (0 if b is None else b.detach()),
         into_x.view(x.shape) + g[..., narrow:] @ wide,
         torch.einsum("abn,abk->nk", g, leaves[0].detach()),
         *([g.sum((0, 1))] if bias else []),
     ]
-    for number, (have, right) in enumerate(zip(found, wanted, strict=True)):
+    for number, (have, right) in enumerate(zip(result, expected, strict=True)):
         atol = 1e-12 * float(right.abs().max())
         assert torch.allclose(have, right, rtol=1e-12, atol=atol), number
     dense = (leaves[0] @ leaves[1].T).detach() + (0 if b is None else leaves[2].detach())
@@ -104,11 +104,11 @@ def test_torch_multiplies_the_same() -> None:
     """torch's scaled product, here on CPU, takes the operands as the op gives them."""
     a, b = quantize(torch.randn(7, 64).bfloat16()), quantize(torch.randn(48, 64).bfloat16())
     bias = torch.randn(48).bfloat16()
-    found = fp8.multiply_on_matrix_units(a, b, bias, torch.bfloat16, fast=False).float()
-    wanted = multiply(a, b, bias, torch.bfloat16, fast=False).float()
-    assert torch.allclose(found, wanted, rtol=2**-7, atol=2**-6)
+    result = fp8.multiply_on_matrix_units(a, b, bias, torch.bfloat16, fast=False).float()
+    expected = multiply(a, b, bias, torch.bfloat16, fast=False).float()
+    assert torch.allclose(result, expected, rtol=2**-7, atol=2**-6)
     other = multiply(Quantized(a.values, 2 * a.scales), b, bias, torch.bfloat16, fast=False)
-    assert not torch.allclose(found, other.float(), rtol=2**-7, atol=2**-6)
+    assert not torch.allclose(result, other.float(), rtol=2**-7, atol=2**-6)
 
 
 def test_wrong_scales_are_visible() -> None:

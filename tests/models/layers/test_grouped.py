@@ -94,8 +94,8 @@ def test_one_launch_computes_what_the_loop_does(dtype: torch.dtype, ends: Tensor
     weights = torch.randn(4, 24, 16, generator=generator).to(dtype)
     near = {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
     for given, matrices in ((x, weights), (y, weights.transpose(1, 2))):
-        found = grouped.product_in_one_launch(given, matrices, ends)
-        torch.testing.assert_close(found, grouped.product_by_group(given, matrices, ends), **near)
+        result = grouped.product_in_one_launch(given, matrices, ends)
+        torch.testing.assert_close(result, grouped.product_by_group(given, matrices, ends), **near)
     outer = grouped.outer_in_one_launch(y, x, ends)
     torch.testing.assert_close(outer, grouped.outer_by_group(y, x, ends), **near)
     moved = grouped.product_by_group(x, weights, torch.tensor([4, 4, 7, 8]))
@@ -115,8 +115,8 @@ def test_gradients_of_groups_without_rows_are_zeros(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", careless)
     monkeypatch.setattr(grouped, "leaves_garbage", lambda _: True)
     x, y = torch.ones(8, 16), torch.ones(8, 24)
-    wanted = grouped.outer_by_group(y, x, ENDS)
-    assert torch.equal(grouped.outer_in_one_launch(y, x, ENDS), wanted)
+    expected = grouped.outer_by_group(y, x, ENDS)
+    assert torch.equal(grouped.outer_in_one_launch(y, x, ENDS), expected)
     nothing = torch.zeros(4, dtype=torch.int32)
     assert not grouped.outer_in_one_launch(y[:0], x[:0], nothing).any()
     assert grouped.product_in_one_launch(x[:0], torch.ones(4, 24, 16), nothing).shape == (0, 24)

@@ -47,7 +47,7 @@ def test_an_unused_part_has_a_gradient_of_zeros() -> None:
     x, weight = leaves((2, 7, 6), (sum(SIZES), 6))
     parts = split_product(x, weight, None, SIZES)
     [of_weight] = torch.autograd.grad(parts[0].sum() + parts[2].sum(), [weight])
-    assert [bool(each.count_nonzero()) for each in of_weight.split(SIZES)] == [True, False, True]
+    assert [bool(item.count_nonzero()) for item in of_weight.split(SIZES)] == [True, False, True]
 
 
 def test_what_reads_x_beside_its_product_adds_to_its_gradient() -> None:

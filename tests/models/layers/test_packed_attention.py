@@ -39,7 +39,7 @@ def test_one_call_equals_documents_alone(
 ) -> None:
     attention = make("attention", heads=4, **options)
     x = normal(*SHAPE, attention.width)
-    wanted = outputs(attention, x)
+    expected = outputs(attention, x)
     calls = []
 
     @wraps(version)  # with its signature
@@ -49,9 +49,9 @@ def test_one_call_equals_documents_alone(
 
     monkeypatch.setattr(varlen, "varlen_attn", call)
     monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q: True)
-    found = outputs(attention, x)
+    result = outputs(attention, x)
     assert len(calls) == 1
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in zip(expected, result, strict=True):
         assert torch.allclose(one, other, atol=1e-10, rtol=1e-10)
 
 
@@ -59,7 +59,7 @@ def test_documents_that_are_not_kept_apart_show(monkeypatch: pytest.MonkeyPatch)
     """Negative control: one end is left out."""
     attention = make("attention", heads=4)
     x = normal(*SHAPE, attention.width)
-    wanted = outputs(attention, x)
+    expected = outputs(attention, x)
 
     def joined(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, *_: Any, **options: Any) -> Tensor:
         fewer = ends[ends != ENDS[2]]
@@ -67,4 +67,4 @@ def test_documents_that_are_not_kept_apart_show(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(varlen, "varlen_attn", joined)
     monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q: True)
-    assert not torch.allclose(outputs(attention, x)[0], wanted[0], atol=1e-3)
+    assert not torch.allclose(outputs(attention, x)[0], expected[0], atol=1e-3)

@@ -73,9 +73,9 @@ def test_rules_for_each_layer() -> None:
     "recompute", [0.5, Selective(every=3), MATMUL, BOTH, Selective(every=2, save=("matmul",))]
 )
 def test_rules_change_no_bit(model: Model, recompute: Recompute) -> None:
-    wanted, _ = gradients(model, "none")
-    found, _ = gradients(model, recompute)
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    expected, _ = gradients(model, "none")
+    result, _ = gradients(model, recompute)
+    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
 
 def test_saved_results_are_not_computed_again(model: Model) -> None:
@@ -92,11 +92,11 @@ def test_saved_products_of_experts_are_not_computed_again() -> None:
     model = Model(load_model_config("tiny-moe")).double()
     model.init_weights(1)
     product = "headrace::grouped_product"
-    (wanted, never), (_, again), (found, saved) = (
+    (expected, never), (_, again), (result, saved) = (
         gradients(model, recompute) for recompute in ("none", "block", MATMUL)
     )
     assert saved[product] == never[product] < again[product]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
 
 
 class Calls(TorchDispatchMode):
@@ -114,9 +114,9 @@ def gradients(model: Model, recompute: Recompute) -> tuple[tuple[torch.Tensor, .
     tokens = torch.arange(2 * LENGTH).view(2, LENGTH) % model.config.vocab_size
     with Calls() as calls:
         loss = model(tokens).square().mean()
-        found = torch.autograd.grad(loss, list(model.parameters()))
+        result = torch.autograd.grad(loss, list(model.parameters()))
     model.set_recompute("none")
-    return found, calls.count
+    return result, calls.count
 
 
 @pytest.mark.parametrize("rule", [MATMUL, BOTH])
@@ -128,9 +128,9 @@ def test_the_accounting_lists_the_results_that_are_kept(config: ModelConfig, rul
     less, more = (
         sum(
             layer.activations
-            for layer in model_passes(config, shape, [each] * len(config.layers)).layers
+            for layer in model_passes(config, shape, [item] * len(config.layers)).layers
         )
-        for each in ("block", rule)
+        for item in ("block", rule)
     )
     # Each layer by itself, as the accounting sees it: no tables of positions or decays for all.
     with (
@@ -152,8 +152,12 @@ def live_bytes(model: Model, rule: Rule) -> int:
 
 def living() -> dict[int, int]:
     gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    return {each.untyped_storage()._cdata: each.untyped_storage().nbytes() for each in tensors}
+    tensors = [
+        get_object for get_object in gc.get_objects() if issubclass(type(get_object), torch.Tensor)
+    ]
+    return {
+        tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors
+    }
 
 
 def test_saved_results_are_not_counted_as_recomputed(config: ModelConfig) -> None:
@@ -179,7 +183,7 @@ def test_a_result_that_is_written_to_is_computed_again() -> None:
 
     layer = Layer()
     x, weight = torch.randn(3, 4), torch.randn(4, 5, requires_grad=True)
-    [wanted] = torch.autograd.grad(layer(x, weight).sum(), weight)
+    [expected] = torch.autograd.grad(layer(x, weight).sum(), weight)
     layer.recompute, layer.saved = True, MATMUL
-    [found] = torch.autograd.grad(layer(x, weight).sum(), weight)
-    assert torch.equal(found, wanted)
+    [result] = torch.autograd.grad(layer(x, weight).sum(), weight)
+    assert torch.equal(result, expected)

@@ -124,8 +124,8 @@ def test_modal_scan_is_the_convolution(
         for packed, start in ((later, state), (None, state), (later, None), (None, None)):
             positions = packed.positions if packed is not None else None
             wanted = modal_scan(x[:, cut:], rates, residues, packed, state=start, chunk=chunk)
-            found = modal_few(x[:, cut:], rates, residues, positions, state=start)
-            for few, many in zip(found, wanted, strict=True):
+            result = modal_few(x[:, cut:], rates, residues, positions, state=start)
+            for few, many in zip(result, wanted, strict=True):
                 assert (few - many).abs().max() < BOUND
 
 
@@ -136,25 +136,25 @@ def test_gradients_cross_a_cut() -> None:
     probe = normal(2, 40, 4, 3, seed=8)
     inputs = [t.requires_grad_() for t in ssd_inputs(40)]
     whole, _ = ssd(*inputs, documents)  # type: ignore[arg-type]
-    wanted = torch.autograd.grad((whole * probe).sum(), inputs)
+    expected = torch.autograd.grad((whole * probe).sum(), inputs)
     x, dt, A, B, C = inputs
     y, state = ssd(x[:, :cut], dt[:, :cut], A, B[:, :cut], C[:, :cut], first)
     z, _ = ssd(x[:, cut:], dt[:, cut:], A, B[:, cut:], C[:, cut:], later, state=state)
     got = torch.autograd.grad((torch.cat([y, z], 1) * probe).sum(), inputs)
-    assert all((a - b).abs().max() < BOUND for a, b in zip(got, wanted, strict=True))
+    assert all((a - b).abs().max() < BOUND for a, b in zip(got, expected, strict=True))
 
     x, rates, residues = normal(2, 40, 3), torch.exp(normal(3, 4, seed=1)), normal(3, 4, seed=2)
     taps, probe = normal(3, 12, seed=3), normal(2, 40, 3, seed=8)
     leaves = [t.requires_grad_() for t in (x, rates, residues, taps)]
     both = modal_scan(x, rates, residues, documents)[0] + causal_convolution(x, taps, documents)
-    wanted = torch.autograd.grad((both * probe).sum(), leaves)
+    expected = torch.autograd.grad((both * probe).sum(), leaves)
     y, modes = modal_scan(x[:, :cut], rates, residues, first)
     z, _ = modal_scan(x[:, cut:], rates, residues, later, state=modes)
     halo = x[:, cut - 11 : cut]
     y = y + causal_convolution(x[:, :cut], taps, first)
     z = z + causal_convolution(x[:, cut:], taps, later, history=halo)
     got = torch.autograd.grad((torch.cat([y, z], 1) * probe).sum(), leaves)
-    assert all((a - b).abs().max() < BOUND for a, b in zip(got, wanted, strict=True))
+    assert all((a - b).abs().max() < BOUND for a, b in zip(got, expected, strict=True))
 
 
 def test_a_missing_reset_is_seen() -> None:

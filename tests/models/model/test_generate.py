@@ -150,7 +150,7 @@ def test_a_row_ends_when_its_tokens_say_so_and_the_others_go_on(tiny: Model) -> 
         asked.append(len(row))
         return sum(row) % 4 == 0 or len(row) == 9
 
-    found = generate(tiny, prompts, 12, ended=ended)
+    result = generate(tiny, prompts, 12, ended=ended)
     ends = [next(n for n in range(1, 10) if sum(row[:n]) % 4 == 0 or n == 9) for row in whole]
-    assert found == [row[:end] for row, end in zip(whole, ends, strict=True)]
+    assert result == [row[:end] for row, end in zip(whole, ends, strict=True)]
     assert len(set(ends)) > 1 and max(asked) == max(ends), "none is generated to its full length"

@@ -129,7 +129,7 @@ def test_recompute_changes_nothing(tiny: Model, mode: str, packed: bool) -> None
     documents = Documents.build(cuts, (2, 30)) if packed else None
     parameters = list(tiny.parameters())
     kept = tiny(tokens, documents)
-    wanted = torch.autograd.grad(kept.square().sum(), parameters)
+    expected = torch.autograd.grad(kept.square().sum(), parameters)
     tiny.set_recompute(mode)  # type: ignore[arg-type]
     held = 0
 
@@ -142,7 +142,7 @@ def test_recompute_changes_nothing(tiny: Model, mode: str, packed: bool) -> None
         logits = tiny(tokens, documents)
     assert torch.equal(logits, kept)
     gradients = torch.autograd.grad(logits.square().sum(), parameters)
-    for one, other in zip(gradients, wanted, strict=True):
+    for one, other in zip(gradients, expected, strict=True):
         assert torch.equal(one, other)
     tiny.set_recompute("none")
     recomputed, held = held, 0
@@ -270,7 +270,7 @@ def test_chunks_one_after_the_other_are_the_whole_model(everything: Model, cuts:
     assert torch.equal(stream[0], everything.hidden(tokens)[0])
     names = {name for name, _ in everything.named_parameters()}
     assert set().union(*held) == names
-    twice = {name for name in names if sum(name in each for each in held) > 1}
+    twice = {name for name in names if sum(name in item for item in held) > 1}
     assert {name.split(".")[0] for name in twice} <= {"embedding", "shared"}
     assert "embedding.weight" in held[0] & held[-1], "tied"
 

@@ -63,17 +63,17 @@ def test_the_loss_trains_the_router_of_one_expert_for_each_token() -> None:
     moe, x = experts(top_k=1), normal(2, 5, 8)
     probe = normal(2, 5, 8)
     (moe(x, context()) * probe).sum().backward()
-    wanted = torch.zeros_like(moe.router.weight)
+    expected = torch.zeros_like(moe.router.weight)
     with torch.no_grad():
         for token, direction in zip(x.flatten(0, 1), probe.flatten(0, 1), strict=True):
             p = (moe.router.weight @ token).softmax(0)
             best = int(p.argmax())
             # dp_best / dlogit_e = p_best · (δ - p_e)
             slope = p[best] * (F.one_hot(torch.tensor(best), 4) - p)
-            wanted += (direction @ one_expert(moe, best, token)) * torch.outer(slope, token)
+            expected += (direction @ one_expert(moe, best, token)) * torch.outer(slope, token)
     assert moe.router.weight.grad is not None
-    assert float(wanted.abs().max()) > 0.1
-    assert torch.allclose(moe.router.weight.grad, wanted, rtol=1e-10)
+    assert float(expected.abs().max()) > 0.1
+    assert torch.allclose(moe.router.weight.grad, expected, rtol=1e-10)
     divided = experts(top_k=1, normalize=True)
     (divided(x, context()) * probe).sum().backward()
     assert divided.router.weight.grad is not None
@@ -263,9 +263,9 @@ def test_compiled_without_a_graph_break(options: dict[str, Any]) -> None:
     x.requires_grad_()
     loss, compiled = run(x), torch.compile(run, backend="aot_eager", fullgraph=True)(x)
     parameters = [x, *(parameter for parameter in moe.parameters() if parameter.requires_grad)]
-    wanted = torch.autograd.grad(loss, parameters)
+    expected = torch.autograd.grad(loss, parameters)
     assert torch.allclose(compiled, loss, rtol=1e-12)
-    for one, other in zip(torch.autograd.grad(compiled, parameters), wanted, strict=True):
+    for one, other in zip(torch.autograd.grad(compiled, parameters), expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
 
 

@@ -30,8 +30,8 @@ def starts(kind: str, **options: Any) -> dict[str, Tensor]:
 
 
 def test_rates_as_a_product_start_at_p_and_gamma() -> None:
-    found = starts("hyena-li", rates="product", gamma_min=0.002, gamma_max=0.3)
-    p, gamma = found["rates"]
+    result = starts("hyena-li", rates="product", gamma_min=0.002, gamma_max=0.3)
+    p, gamma = result["rates"]
     assert (p == -1).all()
     assert 0.002 <= gamma.exp().min() < 0.004 and 0.29 < gamma.exp().max() <= 0.3001
     assert abs(float(gamma.exp().mean()) - 0.151) < 0.005
@@ -41,51 +41,51 @@ def test_rates_as_a_product_start_at_p_and_gamma() -> None:
 
 
 def test_s4d_starts_as_s4d_lin() -> None:
-    found = starts("hyena-li-s4d", state_size=8)
-    assert torch.allclose(found["rates"].exp(), torch.tensor(0.5))
-    assert torch.allclose(found["angles"], math.pi * torch.arange(8.0).expand(WIDTH, 8))
-    assert (found["inputs"] == 1).all() and not found["inputs_i"].any()
-    steps = found["steps"].exp()
+    result = starts("hyena-li-s4d", state_size=8)
+    assert torch.allclose(result["rates"].exp(), torch.tensor(0.5))
+    assert torch.allclose(result["angles"], math.pi * torch.arange(8.0).expand(WIDTH, 8))
+    assert (result["inputs"] == 1).all() and not result["inputs_i"].any()
+    steps = result["steps"].exp()
     assert steps.min() >= 0.001 and steps.max() <= 0.1
-    assert abs(float(found["steps"].mean()) - math.log(0.01)) < 0.15  # uniform in the logarithm
-    power = found["residues"].square() + found["residues_i"].square()
+    assert abs(float(result["steps"].mean()) - math.log(0.01)) < 0.15  # uniform in the logarithm
+    power = result["residues"].square() + result["residues_i"].square()
     assert abs(float(power.mean()) - 1) < 0.05
 
 
 def test_factored_poles_are_equal_in_all_channels() -> None:
-    found = starts("hyena-li-factored", state_size=16, residue_factors=4)
-    assert (found["poles"] == found["poles"][:1]).all() and found["poles"].std() > 0.5
-    assert abs(float(found["residues"].std()) - 0.25) < 0.01
-    assert found["steps"].min() >= 0.001 and found["steps"].max() <= 0.1
+    result = starts("hyena-li-factored", state_size=16, residue_factors=4)
+    assert (result["poles"] == result["poles"][:1]).all() and result["poles"].std() > 0.5
+    assert abs(float(result["residues"].std()) - 0.25) < 0.01
+    assert result["steps"].min() >= 0.001 and result["steps"].max() <= 0.1
 
 
 def test_the_last_layer_of_a_free_form_filter_starts_smaller() -> None:
     """Xavier's standard deviation at width 512 is 0.062; the default's 0.144."""
-    found = starts("hyena-li-freeform", last_start="xavier", frequency=14, learned_decay=True)
-    assert abs(float(found["last.weight"].std()) - math.sqrt(2 / (16 + WIDTH))) < 0.002
+    result = starts("hyena-li-freeform", last_start="xavier", frequency=14, learned_decay=True)
+    assert abs(float(result["last.weight"].std()) - math.sqrt(2 / (16 + WIDTH))) < 0.002
     assert abs(float(starts("hyena-li-freeform")["last.weight"].std()) - 0.144) < 0.003
-    assert (found["frequency"] == 14).all()
+    assert (result["frequency"] == 14).all()
     ends = [math.log(0.01) / 1.2, math.log(0.01) / 0.3]
-    assert torch.allclose(found["decay"], torch.linspace(*ends, WIDTH))
+    assert torch.allclose(result["decay"], torch.linspace(*ends, WIDTH))
 
 
 def test_slow_heads_start_with_the_filters_of_their_number() -> None:
     """The last layer's outputs, the decays and the skips are as many as the heads."""
-    found = starts(
+    result = starts(
         "hyena-li-freeform", groups=32, slow_heads=True, last_start="xavier", learned_decay=True
     )
-    assert abs(float(found["last.weight"].std()) - math.sqrt(2 / (16 + 32))) < 0.02
+    assert abs(float(result["last.weight"].std()) - math.sqrt(2 / (16 + 32))) < 0.02
     ends = [math.log(0.01) / 1.2, math.log(0.01) / 0.3]
-    assert torch.allclose(found["decay"], torch.linspace(*ends, 32))
-    assert found["skip"].shape == (32,) and 0.45 < found["skip"].abs().max() <= 3**-0.5
+    assert torch.allclose(result["decay"], torch.linspace(*ends, 32))
+    assert result["skip"].shape == (32,) and 0.45 < result["skip"].abs().max() <= 3**-0.5
     modal = starts("hyena-li", groups=32, slow_heads=True, rates="product")
     assert modal["rates"].shape == (2, 32, 16) and (modal["rates"][0] == -1).all()
 
 
 def test_the_taps_of_a_short_mlp_start_by_the_featurizers_length() -> None:
     """Savanna draws every short filter from U(±1/√short_conv_L)."""
-    found = starts("hyena-mlp", hidden=WIDTH, groups=WIDTH, taps=7, featurizer=3)
+    result = starts("hyena-mlp", hidden=WIDTH, groups=WIDTH, taps=7, featurizer=3)
     for name in ("taps", "featurizer.taps"):
-        assert 0.55 < found[name].abs().max() <= 3**-0.5
+        assert 0.55 < result[name].abs().max() <= 3**-0.5
     plain = starts("hyena-mlp", hidden=WIDTH, groups=WIDTH, taps=7)
     assert plain["taps"].abs().max() <= 7**-0.5

@@ -77,7 +77,7 @@ def definition(hyena: Any, u: Tensor) -> Tensor:
     """Linear attention: the token j places back weighs h_j, and this token d more."""
     filters = KINDS[hyena.options.kind][0]
     z = convolved(u @ hyena.qkv.weight.T, hyena.featurizer.taps)
-    q, k, v = (each.view(len(u), GROUPS, -1) for each in z.chunk(3, dim=-1))
+    q, k, v = (item.view(len(u), GROUPS, -1) for item in z.chunk(3, dim=-1))
     y = torch.zeros_like(q)
     for t in range(len(u)):
         for back in range(t + 1):

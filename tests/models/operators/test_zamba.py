@@ -109,6 +109,6 @@ def test_a_correction_adds_to_its_base_in_place() -> None:
     base = 2 * source
     added = low(x, base, 2)
     assert added.data_ptr() == base.data_ptr()
-    for got, wanted in zip(gradients(added), gradients(summed(2)), strict=True):
-        assert (got - wanted).abs().max() < BOUND
+    for got, expected in zip(gradients(added), gradients(summed(2)), strict=True):
+        assert (got - expected).abs().max() < BOUND
     assert (added - summed(3)).abs().max() > 1e-2

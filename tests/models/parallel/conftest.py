@@ -50,16 +50,16 @@ def greatest_difference(
     """Greatest difference between a function of work.py on parts of its inputs and `whole` on all
     of them: of the output, and of the gradients of the inputs. Undivided inputs are replicated."""
     divided = divided or [True] * len(inputs)
-    leaves = [each.clone().requires_grad_() for each in inputs]
+    leaves = [item.clone().requires_grad_() for item in inputs]
     y = whole(*leaves)
     probe = torch.randn(y.shape, generator=torch.Generator().manual_seed(7), dtype=y.dtype)
-    wanted = torch.autograd.grad((y * probe).sum(), leaves)
-    arrays = [each.numpy() for each in inputs]
+    expected = torch.autograd.grad((y * probe).sum(), leaves)
+    arrays = [item.numpy() for item in inputs]
     answers = ranks.run("part_of", function, arrays, divided, probe.numpy(), *arguments)
     worst = apart(np.concatenate([part for part, _ in answers], axis=1), y.detach().numpy())
-    for number, (gradient, cut) in enumerate(zip(wanted, divided, strict=True)):
-        found = [gradients[number] for _, gradients in answers]
-        joined = np.concatenate(found, axis=1) if cut else sum(found)
+    for number, (gradient, cut) in enumerate(zip(expected, divided, strict=True)):
+        result = [gradients[number] for _, gradients in answers]
+        joined = np.concatenate(result, axis=1) if cut else sum(result)
         worst = max(worst, apart(joined, gradient.numpy()))
     return worst
 

@@ -69,10 +69,10 @@ def apart(
     worst = relative(np.concatenate(rows, axis=1), logits.numpy())
     for _, loss, _ in answers:
         worst = max(worst, abs(loss * tensor - losses))
-    for name, wanted in gradients.items():
-        if wanted is not None:
+    for name, expected in gradients.items():
+        if expected is not None:
             held = [found[name] for _, _, found in answers[dropped:] if name in found]
-            worst = max(worst, relative(assembled(held), wanted.numpy()))
+            worst = max(worst, relative(assembled(held), expected.numpy()))
     return worst
 
 

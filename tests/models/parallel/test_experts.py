@@ -100,15 +100,15 @@ def apart(ranks: Ranks, model: Model, layout: dict[str, int], **options: Any) ->
     arguments = (model.config, state, tokens.numpy(), weights.numpy(), CUTS, layout)
     answers = ranks.run("share_of_objective", *arguments, **options)
     worst = abs(sum(share for share, _ in answers) - total) / abs(total)
-    for name, wanted in gradients.items():
-        whole = torch.zeros(wanted.numel(), dtype=torch.float64)
-        for _, found in answers:
-            part, gradient = found[name]
+    for name, expected in gradients.items():
+        whole = torch.zeros(expected.numel(), dtype=torch.float64)
+        for _, result in answers:
+            part, gradient = result[name]
             index = slice_local_shard(
-                part, torch.arange(wanted.numel()).view(wanted.shape)
+                part, torch.arange(expected.numel()).view(expected.shape)
             ).flatten()
             whole.index_add_(0, index, torch.from_numpy(gradient).flatten())
-        worst = max(worst, float((whole - wanted.flatten()).abs().max() / wanted.abs().max()))
+        worst = max(worst, float((whole - expected.flatten()).abs().max() / expected.abs().max()))
     return worst
 
 

@@ -67,9 +67,9 @@ class Largest(TorchDispatchMode):
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         result = function(*arguments, **(options or {}))
-        for made in tree_leaves(result):
-            if isinstance(made, Tensor):
-                self.numbers = max(self.numbers, made.numel())
+        for tree_leaf in tree_leaves(result):
+            if isinstance(tree_leaf, Tensor):
+                self.numbers = max(self.numbers, tree_leaf.numel())
         return result
 
 
@@ -181,9 +181,9 @@ class Count(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(options or {}))
         self.operations += 1
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        output = [tree_leaf for tree_leaf in tree_leaves(result) if isinstance(tree_leaf, Tensor)]
         if not function.is_view:
-            self.elements += sum(each.numel() for each in made)
+            self.elements += sum(item.numel() for item in output)
         return result
 
 
@@ -201,15 +201,15 @@ def test_work_does_not_grow_with_the_number_of_ranks(
     one: Callable[..., Model], options: dict[str, Any]
 ) -> None:
     """Parts are as long for 4 ranks as for 8."""
-    model, found = one(**options), []
+    model, result = one(**options), []
     for size in (4, 8):
         axis = Axis(None, 1, size)
         model.shard(Axes(context=axis))
         with network_of(axis), Count() as count:
             hidden, _ = model.hidden(torch.zeros(1, 64, dtype=torch.int64))
             hidden.sum().backward()
-        found.append(count)
-    few, many = found
+        result.append(count)
+    few, many = result
     assert many.operations <= few.operations + 4
     # Filters and masks of whole rows grow; without them, nothing does.
     if options["kind"] == "hyena-se":

@@ -91,10 +91,10 @@ def test_first_keys_of_a_window(size: int, part: int, window: int, tile: int) ->
     with mock.patch.object(zigzag_module, "TILE", tile):
         for axis in Axis(None, 0, size).ranks():
             zigzag = Zigzag(part, axis)
-            found = FirstKeys.build_window(window, zigzag, past.device)
+            result = FirstKeys.build_window(window, zigzag, past.device)
             real = FirstKeys.build(past, zigzag)
-            assert torch.equal(found.keys, real.keys)
-            assert found.bounds == real.bounds
+            assert torch.equal(result.keys, real.keys)
+            assert result.bounds == real.bounds
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,18 +153,18 @@ def test_calls_cover_each_pair_that_is_seen_once() -> None:
     for inner in chain.from_iterable(combinations(range(1, part * size), n) for n in range(4)):
         starts = [0, *inner]
         document = [bisect_right(starts, token) for token in range(part * size)]
-        wanted = [(q, k) for q, k in sorted(seen) if document[q] == document[k]]
+        expected = [(q, k) for q, k in sorted(seen) if document[q] == document[k]]
         ranks = [Zigzag(part, Axis(None, rank, size)) for rank in range(size)]
         places = [zigzag.index(torch.device("cpu")).tolist() for zigzag in ranks]
-        found = []
+        result = []
         for rank, zigzag in enumerate(ranks):
             calls = plan_calls([starts], zigzag, part)
             for owner in range(size):
                 for call in calls.select(owner, rank):
                     for queries, keys in zip(call.queries, call.keys, strict=True):
                         pairs = product(places[rank][slice(*queries)], places[owner][slice(*keys)])
-                        found += [(q, k) for q, k in pairs if not call.causal or k <= q]
-        assert sorted(found) == wanted
+                        result += [(q, k) for q, k in pairs if not call.causal or k <= q]
+        assert sorted(result) == expected
 
 
 def test_flash_attention_takes_the_calls() -> None:
@@ -176,7 +176,7 @@ def test_flash_attention_takes_the_calls() -> None:
         y, total = flash(q, k, k, there, 0.25)
         assert (y.shape, total.shape, total.dtype) == (q.shape, (4, 64), torch.float32)
         gradients = flash_backward(y, q, k, k, y, total, there, 0.25)
-    assert [each.shape for each in gradients] == [q.shape, k.shape, k.shape]
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, k.shape]
 
 
 def test_every_rank_computes_equally_many_scores() -> None:

@@ -70,13 +70,13 @@ def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) ->
         "share_of_loss", model.config, state, tokens.numpy(), weights.numpy(), CUTS, **options
     )
     worst = abs(sum(share for share, _ in answers) - loss) / abs(loss)
-    for name, wanted in gradients.items():
-        whole = torch.zeros(wanted.shape, dtype=torch.float64)
-        for number, (_, found) in enumerate(answers):
-            part, gradient = found[name]
+    for name, expected in gradients.items():
+        whole = torch.zeros(expected.shape, dtype=torch.float64)
+        for number, (_, result) in enumerate(answers):
+            part, gradient = result[name]
             if number == 0 or summed or part.copies.size == 1:
                 place(whole, part, gradient)
-        worst = max(worst, float((whole - wanted).abs().max() / wanted.abs().max()))
+        worst = max(worst, float((whole - expected).abs().max() / expected.abs().max()))
     return worst
 
 
@@ -133,7 +133,11 @@ def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
     so only the smallest numbers round differently."""
     config = Fp8Config(smallest=16, ends=0)
     model = quantize(make(*WIDER, "operators.narrow.output_gate=false"), config)
-    narrow = {each.name for each in iterate_matrices(model, config) if each.reason is None}
+    narrow = {
+        iterate_matrix.name
+        for iterate_matrix in iterate_matrices(model, config)
+        if iterate_matrix.reason is None
+    }
     assert len(narrow) > 20
     assert apart(two, model, fp8=config) < BOUND
     assert apart(two, model, fp8=config, fault="scale") > 1e-7
@@ -156,10 +160,10 @@ def test_gradients_of_replicated_parameters_must_be_summed(two: Ranks) -> None:
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))
 def test_every_member_finds_its_group(groups: int, each: int, size: int, more: int) -> None:
     members = groups * each * size * more
-    found = []
+    result = []
     for rank in range(size):
         axis = Axis(None, rank, size)
         runs = split_group_runs(groups, members, axis)
         run = len(axis.part_range(members)) // len(runs)
-        found += [group for group in runs for _ in range(run)]
-    assert found == [member * groups // members for member in range(members)]
+        result += [group for group in runs for _ in range(run)]
+    assert result == [member * groups // members for member in range(members)]

@@ -94,12 +94,12 @@ def model_part(
         total = (logits * known).sum() + losses.sum() / axis.size
         names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
-    found = {
+    result = {
         name: (model.local_shards[name], gradient.numpy())
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None
     }
-    return logits.detach().numpy(), float(losses.detach().sum()), found
+    return logits.detach().numpy(), float(losses.detach().sum()), result
 
 
 def share_of_loss(
@@ -126,11 +126,11 @@ def share_of_loss(
         total = model.loss(hidden, ids[:, 1:], w, z_loss=1e-3)[0] + (losses * w.sum(1)).sum()
         names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters)
-    found = {
+    result = {
         name: (model.local_shards[name], g.numpy())
         for name, g in zip(names, gradients, strict=True)
     }
-    return float(total.detach()), found
+    return float(total.detach()), result
 
 
 @cache
@@ -163,7 +163,7 @@ def share_of_objective(
     total = torch.zeros((), dtype=torch.float64)
     with FAULTS[fault]() if fault else nullcontext():
         for row in range(parallel.dp_rank, len(tokens), parallel.dp):
-            ids, w = (torch.from_numpy(each[row : row + 1]) for each in (tokens, counted))
+            ids, w = (torch.from_numpy(item[row : row + 1]) for item in (tokens, counted))
             documents = Documents.build(torch.tensor(cuts), (1, length))
             hidden, losses = model.hidden(
                 ids[:, :-1][:, ours], documents.shard(parallel.axes.context)
@@ -172,11 +172,11 @@ def share_of_objective(
             total = total + loss + losses.sum() * w[:, ours].sum()
         names, parameters = zip(*trained_parameters(model), strict=True)
         gradients = torch.autograd.grad(total, parameters)
-    found = {
+    result = {
         name: (model.local_shards[name], g.numpy())
         for name, g in zip(names, gradients, strict=True)
     }
-    return float(total.detach()), found
+    return float(total.detach()), result
 
 
 def part_of(
@@ -257,16 +257,16 @@ def flash_backward_on_cpu(
     call: FlashCall,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found = []
+    result = []
     for dy_, q_, y_, total_, *kv in segments(call, [dy, q, y, total.T], [k, v]):
         given = heads_first(dy_, q_, *kv, y_, like=q)
-        found.append(
+        result.append(
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 *given, total_.T[None], 0.0, call.causal, scale=scale
             )
         )
     dq, dk, dv = (
-        torch.cat([x[0].transpose(0, 1) for x in each]) for each in zip(*found, strict=True)
+        torch.cat([x[0].transpose(0, 1) for x in item]) for item in zip(*result, strict=True)
     )
     dk, dv = (x.unflatten(1, (k.shape[1], -1)).sum(dim=2) for x in (dk, dv))
     return dq, dk, dv

@@ -64,9 +64,9 @@ def hold(compiled: Model, eager: Model, lengths: list[int], bound: float = 1e-12
             pairs = zip(
                 results(compiled, length, starts), results(eager, length, starts), strict=True
             )
-            for ours, wanted in pairs:
-                scale = max(1.0, float(wanted.detach().abs().max()))
-                assert (ours - wanted).abs().max() < bound * scale, (length, starts)
+            for ours, expected in pairs:
+                scale = max(1.0, float(expected.detach().abs().max()))
+                assert (ours - expected).abs().max() < bound * scale, (length, starts)
 
 
 def graphs() -> int:
@@ -139,9 +139,13 @@ def test_products_in_fp8_are_compiled() -> None:
         quantize(model_of(*changes), Fp8Config(smallest=16, ends=0)) for _ in range(2)
     )
     compile_blocks(compiled, CPU, "aot_eager")
-    ours, wanted, exact = (results(each, 8, None) for each in (compiled, eager, model_of(*changes)))
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(ours, wanted, strict=True))
-    assert not torch.allclose(wanted[0], exact[0], rtol=1e-3)
+    ours, expected, exact = (
+        results(item, 8, None) for item in (compiled, eager, model_of(*changes))
+    )
+    assert all(
+        torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in zip(ours, expected, strict=True)
+    )
+    assert not torch.allclose(expected[0], exact[0], rtol=1e-3)
     assert graphs() == 1
 
 

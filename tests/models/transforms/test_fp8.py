@@ -24,27 +24,34 @@ SMALL = Fp8Config(smallest=16, ends=0)
 
 
 def names(model: Model, config: Fp8Config) -> set[str]:
-    return {each.name for each in iterate_matrices(model, config) if each.reason is None}
+    return {
+        iterate_matrix.name
+        for iterate_matrix in iterate_matrices(model, config)
+        if iterate_matrix.reason is None
+    }
 
 
 def reasons(model: Model, config: Fp8Config) -> dict[str, str | None]:
-    return {each.name: each.reason for each in iterate_matrices(model, config)}
+    return {
+        iterate_matrix.name: iterate_matrix.reason
+        for iterate_matrix in iterate_matrices(model, config)
+    }
 
 
 def test_what_stays_in_bf16_and_why(everything: Model) -> None:
-    found = reasons(everything, SMALL)
-    assert found["blocks.0.gated.qkv"] is None
-    assert found["blocks.1.mamba2.input"] is None
-    assert found["blocks.1.mamba2.input[B, C, dt]"] == "selects states"
-    assert found["blocks.2.mamba1.[select, dt]"] == "selects states"
-    assert found["blocks.2.moe.router"] == "router"
-    assert found["blocks.2.moe.[gate_up, down]"] == "experts"
-    assert found["blocks.2.call.project"] == "call of a shared block"
-    assert found["blocks.3.mlp.up"] == "not a multiple of 16"
-    assert found["blocks.4.gdn.input[decay, beta]"] == "selects states"
-    assert found["blocks.4.mha.qkv"] is found["blocks.4.gdn.output"] is None, "side by side"
-    assert found["embedding"] == "table"
-    assert found["head"] == "head"
+    result = reasons(everything, SMALL)
+    assert result["blocks.0.gated.qkv"] is None
+    assert result["blocks.1.mamba2.input"] is None
+    assert result["blocks.1.mamba2.input[B, C, dt]"] == "selects states"
+    assert result["blocks.2.mamba1.[select, dt]"] == "selects states"
+    assert result["blocks.2.moe.router"] == "router"
+    assert result["blocks.2.moe.[gate_up, down]"] == "experts"
+    assert result["blocks.2.call.project"] == "call of a shared block"
+    assert result["blocks.3.mlp.up"] == "not a multiple of 16"
+    assert result["blocks.4.gdn.input[decay, beta]"] == "selects states"
+    assert result["blocks.4.mha.qkv"] is result["blocks.4.gdn.output"] is None, "side by side"
+    assert result["embedding"] == "table"
+    assert result["head"] == "head"
 
 
 def test_settings(everything: Model) -> None:
@@ -66,7 +73,7 @@ def test_settings(everything: Model) -> None:
 
 def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
     """All that the accounting counts as products with weights, and nothing else."""
-    listed = sum(each.flops for each in iterate_matrices(everything, SMALL))
+    listed = sum(iterate_matrix.flops for iterate_matrix in iterate_matrices(everything, SMALL))
     counted = forward_flops(everything, 1)
     others = 0.0
     for layer, block in zip(everything.config.layers, everything.typed_blocks(), strict=True):
@@ -80,8 +87,12 @@ def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
 def test_marks_are_those_of_the_list(tiny: Model) -> None:
     marked = quantize(build_meta(tiny.config), SMALL)
     plain = build_meta(tiny.config)
-    narrow = [each for each in iterate_matrices(marked, SMALL) if each.reason is None]
-    assert {id(each.module) for each in narrow} == {
+    narrow = [
+        iterate_matrix
+        for iterate_matrix in iterate_matrices(marked, SMALL)
+        if iterate_matrix.reason is None
+    ]
+    assert {id(item.module) for item in narrow} == {
         id(module) for module in marked.modules() if getattr(module, "fp8", False)
     }
     assert not any(getattr(module, "fp8", False) for module in plain.modules())
@@ -91,7 +102,7 @@ def test_a_model_computes_with_its_marks(tiny: Model) -> None:
     tokens = torch.randint(0, 23, (2, 20), generator=torch.Generator().manual_seed(0))
     before = tiny(tokens).detach()
     after = quantize(tiny, SMALL)(tokens).detach()
-    marked = any(each.reason is None for each in iterate_matrices(tiny, SMALL))
+    marked = any(iterate_matrix.reason is None for iterate_matrix in iterate_matrices(tiny, SMALL))
     difference = float((after - before).abs().max() / before.abs().max())
     assert (1e-5 < difference < 0.3) if marked else difference == 0.0
 

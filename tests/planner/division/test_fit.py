@@ -26,7 +26,7 @@ class Memory:
 def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) -> list[float]:
     """Count each stage: a layer works while what it and earlier layers keep is there, and later
     layers have given back what they kept. Weights of a neighbour add three bytes."""
-    found = []
+    result = []
     for stage, (first, end) in enumerate(problem.ranges(cuts)):
         [alive] = problem.in_flight(stage)
         parts = [*choices[first:end], *problem.end_costs(stage)]
@@ -42,8 +42,8 @@ def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) 
         for choice in choices[first:end]:
             before += choice.activations
             most = max(most, before + choice.workspace)
-        found.append(held + (alive - 1) * kept + most + 3)
-    return found
+        result.append(held + (alive - 1) * kept + most + 3)
+    return result
 
 
 def best_of_all(problem: Problem) -> float:
@@ -68,20 +68,20 @@ def test_a_fit_is_the_best_of_all_plans_by_the_count() -> None:
     fits = 0
     for seed in SEEDS:
         problem = random_problem(seed)
-        best, found = best_of_all(problem), fitted(problem)
-        assert found is not None
-        if not found.fits:
+        best, result = best_of_all(problem), fitted(problem)
+        assert result is not None
+        if not result.fits:
             assert math.isinf(best), seed
             continue
-        assert max(each.highest for each in found.timelines) <= problem.budget
-        assert found.solution.price == pytest.approx(best, rel=0.01), seed
+        assert max(timeline.highest for timeline in result.timelines) <= problem.budget
+        assert result.solution.price == pytest.approx(best, rel=0.01), seed
         fits += 1
     assert fits > len(SEEDS) / 3
 
 
 def test_a_guess_that_is_too_high_is_taken_back() -> None:
     problem = next(
-        p for p in map(random_problem, SEEDS) if (found := fitted(p)) is not None and found.fits
+        p for p in map(random_problem, SEEDS) if (result := fitted(p)) is not None and result.fits
     )
     plain = fitted(problem)
     assert plain is not None

@@ -88,7 +88,7 @@ def test_a_wrong_file_names_the_line(old: str, new: str, problem: str, tmp_path:
         Hardware.load(file)
     line = text[: text.index(old)].count("\n") + 1
     assert problem in str(caught.value)
-    assert line in [each.line for each in caught.value.problems]
+    assert line in [item.line for item in caught.value.problems]
 
 
 def test_an_unknown_name_is_an_error() -> None:
@@ -113,11 +113,11 @@ def table_of(points: dict[tuple[float, ...], float]) -> RateTable:
 def test_one_coordinate_is_interpolated_as_numpy_does(
     values: dict[int, float], asked: float
 ) -> None:
-    found = table_of({(x,): rate for x, rate in values.items()}).interpolate((asked,))
+    result = table_of({(x,): rate for x, rate in values.items()}).interpolate((asked,))
     known = sorted(values)
     logs = np.log([values[x] for x in known])
     assert math.isclose(
-        found, math.exp(np.interp(math.log1p(asked), np.log1p(known), logs)), rel_tol=1e-6
+        result, math.exp(np.interp(math.log1p(asked), np.log1p(known), logs)), rel_tol=1e-6
     )
 
 

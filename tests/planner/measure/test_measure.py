@@ -81,7 +81,7 @@ def test_the_backward_pass_is_timed_alone() -> None:
 @pytest.mark.parametrize("name", blocks.BLOCKS)
 def test_each_block_is_measured(name: str) -> None:
     row = blocks.measure_block(name, 64, 32, 2, "fp32", QUICK).row
-    assert all(row[each] > 0 for each in row if isinstance(row[each], float))
+    assert all(row[item] > 0 for item in row if isinstance(row[item], float))
     assert row["parameters"] > 64**2
 
 
@@ -110,7 +110,7 @@ def test_attention_and_products_have_plausible_rates() -> None:
     forward, backward = kernels.measure_attention(2, 32, 64, 2, "fp32", QUICK)
     rate = kernels.measure_matmul(64, 64, 64, 1, "fp32", QUICK)
     grouped = kernels.measure_matmul(16, 64, 64, 4, "fp32", QUICK)
-    assert all(1e5 < each < 1e14 for each in (forward, backward, rate, grouped))
+    assert all(1e5 < item < 1e14 for item in (forward, backward, rate, grouped))
     assert 1e6 < kernels.measure_copy(1 << 16, QUICK) < 1e13
 
 
@@ -208,8 +208,8 @@ def test_slowdowns_are_recovered(
         together + compute - together / slower,
         together + messages - together / later,
     )
-    found = compute_slowdowns((compute, messages), ends)
-    assert found == pytest.approx((slower, later), rel=1e-6)
+    result = compute_slowdowns((compute, messages), ends)
+    assert result == pytest.approx((slower, later), rel=1e-6)
 
 
 def test_what_waits_has_the_worst_slowdown() -> None:

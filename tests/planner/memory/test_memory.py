@@ -76,28 +76,28 @@ def test_the_planner_counts_as_the_dry_run(
     rules: Sequence[Rule] = ["none", "block", *["operator"] * (layers - 2)]
     dp = 2 // layout.shards
     grid = grid_of(engine, layout, dp)
-    found = costs.memory.timelines(grid, engine, layout.cuts or (), rules)
+    result = costs.memory.timelines(grid, engine, layout.cuts or (), rules)
     asked = [
         f"synthetic.seq_len={LENGTH}", f"synthetic.batch_rows={ROWS}", "processes=2", *words,
         f"micro_batch_tokens={MICRO * LENGTH // layout.cp}", f"engine.kind={engine.kind}",
         f"recompute=[{', '.join(map(str, rules))}]",
     ]  # fmt: skip
     with job_of(NAME, asked) as job:
-        for stage, timeline in enumerate(found):
+        for stage, timeline in enumerate(result):
             counted = max(timelines(job, stage), key=lambda each: each.highest)
             assert timeline.parts == counted.parts
 
 
 def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: Costs) -> None:
-    wanted = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
-    [free] = search(costs, 2, 1e12, settings=wanted, num_best=1).candidates
+    expected = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
+    [free] = search(costs, 2, 1e12, settings=expected, num_best=1).candidates
     most = free.timelines[0].highest
-    nearest = search(costs, 2, 1.0, settings=wanted, num_best=1).nearest
+    nearest = search(costs, 2, 1.0, settings=expected, num_best=1).nearest
     assert nearest is not None
     least = nearest.timelines[0].highest
     assert least < 0.8 * most
     budget = (least + most) / 2
-    [tight] = search(costs, 2, budget, settings=wanted, num_best=1).candidates
+    [tight] = search(costs, 2, budget, settings=expected, num_best=1).candidates
     assert tight.timelines[0].highest <= budget
     assert tight.solution.price > free.solution.price
     ways = [choice.name for choice in tight.choices]
@@ -109,8 +109,8 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
         [w for w, s in zip(works, costs.trace.layers, strict=True) if s == kind]
         for kind in {*costs.trace.layers}
     ]
-    assert all(each == sorted(each, reverse=True) for each in by_kind)
-    assert not search(costs, 2, 0.98 * least, settings=wanted, num_best=1).candidates
+    assert all(item == sorted(item, reverse=True) for item in by_kind)
+    assert not search(costs, 2, 0.98 * least, settings=expected, num_best=1).candidates
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])

@@ -42,10 +42,10 @@ def test_layers_that_are_alike_are_one_kind(traced: TracedModules) -> None:
 
 def test_operations_are_those_that_torchvision_publishes(traced: TracedModules) -> None:
     """Torchvision counts a multiplication with its addition as one."""
-    forward = [count_flops(each.forward) for each in traced.trace.kinds]
+    forward = [count_flops(kind.forward) for kind in traced.trace.kinds]
     whole = sum(forward[kind] for kind in traced.trace.layers)
     assert whole == pytest.approx(2e9 * PUBLISHED["_ops"], rel=0.001)
-    backward = [count_flops(each.backward) for each in traced.trace.kinds]
+    backward = [count_flops(kind.backward) for kind in traced.trace.kinds]
     # Twice the products; the rates add attention's factor.
     assert 1.8 * forward[1] < backward[1] < 2 * forward[1]
     assert backward[0] == pytest.approx(forward[0])  # an image needs no gradient

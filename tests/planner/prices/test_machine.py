@@ -60,7 +60,7 @@ def test_shards_need_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cat", imports)
     model = load_model_config("tiny-transformer")
     whole, half = (rank_shards(model, Degrees(tp=tp), 0) for tp in (1, 2))
-    shapes = [sum(math.prod(shard.local) for shard in each.values()) for each in (whole, half)]
+    shapes = [sum(math.prod(shard.local) for shard in item.values()) for item in (whole, half)]
     assert shapes[0] > shapes[1] > shapes[0] / 2
 
 
@@ -130,10 +130,10 @@ def test_merged_operations_send_a_message_each() -> None:
     three = replace(layer, forward=(replace(one, count=3),))
     whole = trace_model(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [
-        price_layer(each, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
-        for each in (layer, three)
+        price_layer(item, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]
+        for item in (layer, three)
     ]
-    assert seconds[1] == pytest.approx([3 * each for each in seconds[0]])
+    assert seconds[1] == pytest.approx([3 * item for item in seconds[0]])
 
 
 def test_traces_lie_outside_the_cache_of_chunks() -> None:

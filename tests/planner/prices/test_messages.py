@@ -89,8 +89,8 @@ def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: 
     tensor = copied(lambda x: gather(x, AXIS), (rows, part, WIDTH))
     tensor += copied(lambda x: scatter(x, AXIS), (rows, LENGTH, WIDTH))
     calls = traced.kinds[0].calls
-    found = priced(traced, Split(rows=rows, tp=RANKS), Copies(), "tensor")
-    assert found.forward == calls * tensor
+    result = priced(traced, Split(rows=rows, tp=RANKS), Copies(), "tensor")
+    assert result.forward == calls * tensor
     assert (tensor > 0) == (rows > 1)
 
     keys = rows, part, KV_HEADS, head
@@ -100,8 +100,8 @@ def test_copies_around_messages_are_those_of_the_code(traced: ModelTrace, rows: 
     context += copied(
         lambda y: scatter_rows_of_heads(y, AXIS), (rows, LENGTH, HEADS // RANKS, head)
     )
-    found = priced(traced, Split(rows=rows, cp=RANKS), Copies(), "context")
-    assert found.forward == context
+    result = priced(traced, Split(rows=rows, cp=RANKS), Copies(), "context")
+    assert result.forward == context
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -124,8 +124,8 @@ def test_messages_and_copies_of_latents_are_those_of_the_code(rows: int) -> None
         (rows, LENGTH, heads // RANKS, options.v_head_dim),
     )
     layer = trace.kinds[0]
-    found = price_layer(layer, model, trace, FP32, Copies(), split, 1, {})["context"]
-    assert found.forward == context
+    result = price_layer(layer, model, trace, FP32, Copies(), split, 1, {})["context"]
+    assert result.forward == context
     asked, number = Asked(), FP32.weight_bytes * rows * part
     price_layer(layer, model, trace, FP32, asked, split, 1, {})
     gathered = RANKS * options.latent_width * number
@@ -154,8 +154,8 @@ def test_copies_around_a_long_convolution_are_those_of_the_code(
     work = Work("kernel", "fft_convolution", (LENGTH, WIDTH, LENGTH), 1, 0)
     layer = replace(traced.kinds[0], forward=(work,))
     of_convolution = replace(traced, kinds=(layer,))
-    found = priced(of_convolution, Split(rows=rows, cp=RANKS), Copies(), "context")
-    assert found.forward == both
+    result = priced(of_convolution, Split(rows=rows, cp=RANKS), Copies(), "context")
+    assert result.forward == both
 
 
 class Messages(TorchDispatchMode):
@@ -273,7 +273,7 @@ def test_layers_of_zero_share_messages() -> None:
     whole = [machine.collective(name, 50_000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
     single = [machine.collective(name, 1000 * 4, 8, 1) for name in ("all-gather", "all-reduce")]
     assert seconds(DeepSpeedConfig(zero=1), 50) == pytest.approx(whole)
-    assert seconds(Fsdp2Config(), 50) == pytest.approx([50 * each for each in single])
+    assert seconds(Fsdp2Config(), 50) == pytest.approx([50 * item for item in single])
     assert whole[0] < 50 * single[0]
     small = DeepSpeedConfig(zero=1, reduce_bucket_size=10_000)
     bucket = machine.collective("all-reduce", 10_000 * 4, 8, 1)

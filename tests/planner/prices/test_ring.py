@@ -39,20 +39,20 @@ def not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def flops(work: tuple[Work, ...]) -> float:
     """Operations of matrix products, or of fused attention."""
-    products = [2 * each.count * g * m * k * n for each in work if each.kind == "matmul"
-                for g, m, k, n in [each.shape]]  # fmt: skip
-    calls = [2 * each.count * length**2 * heads * width for each in work if each.kind == "attention"
-             for width, heads, length, _ in [each.shape]]  # fmt: skip
+    products = [2 * item.count * g * m * k * n for item in work if item.kind == "matmul"
+                for g, m, k, n in [item.shape]]  # fmt: skip
+    calls = [2 * item.count * length**2 * heads * width for item in work if item.kind == "attention"
+             for width, heads, length, _ in [item.shape]]  # fmt: skip
     return sum(products) + sum(calls)
 
 
 def numbers(work: tuple[Work, ...]) -> Counter[tuple[object, ...]]:
     """Counts and bytes of operations of one kind."""
-    found: Counter[tuple[object, ...]] = Counter()
+    result: Counter[tuple[object, ...]] = Counter()
     for each in work:
-        found[each.kind, each.shape, each.saved] += each.count
-        found[each.kind, each.shape, each.saved, "bytes"] += each.count * each.bytes
-    return found
+        result[each.kind, each.shape, each.saved] += each.count
+        result[each.kind, each.shape, each.saved, "bytes"] += each.count * each.bytes
+    return result
 
 
 def test_a_tile_of_each_size_stands_for_all() -> None:
@@ -60,13 +60,13 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
     def every_tile(recorder: OperationRecorder, ring: Ring) -> Iterator[None]:
         yield
 
-    found = trace_ring(TILES, 3)
+    result = trace_ring(TILES, 3)
     with mock.patch.object(traces, "_run_one_tile_per_size", every_tile):
         whole = traces._record_ring(TILES, 3)
-    for some, every in ((found.forward, whole.forward), (found.backward, whole.backward)):
+    for some, every in ((result.forward, whole.forward), (result.backward, whole.backward)):
         assert numbers(tuple(w for w in some if w.kind != "pairs")) == numbers(every)
-    [pairs] = [work for work in found.forward if work.kind == "pairs"]
-    assert flops(found.forward) == 4 * TILES.heads * TILES.width * pairs.count
+    [pairs] = [work for work in result.forward if work.kind == "pairs"]
+    assert flops(result.forward) == 4 * TILES.heads * TILES.width * pairs.count
     # Each rank computes its causal pairs, and those above the diagonal of its 6 last tiles.
     assert pairs.count == TILES.rank_tokens**2 * 3 / 2 + 6 * 256**2 / 2
 
@@ -75,15 +75,15 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
     "ring", [replace(TILES, rank_tokens=512), replace(FUSED, rank_tokens=1024)]
 )
 def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
-    found, real = trace_ring(ring, 7), traces._record_ring(ring, 7)
-    for one, other in ((found.forward, real.forward), (found.backward, real.backward)):
+    result, real = trace_ring(ring, 7), traces._record_ring(ring, 7)
+    for one, other in ((result.forward, real.forward), (result.backward, real.backward)):
         assert flops(one) == pytest.approx(flops(other), rel=1e-3)
         # The exchange of chunks has a few operations more or less.
         for kind, near in (("memory", 2e-3), ("launch", 0.1)):
-            sums = [sum(w.count * max(w.bytes, 1) for w in each if w.kind == kind)
-                    for each in (one, other)]  # fmt: skip
+            sums = [sum(w.count * max(w.bytes, 1) for w in item if w.kind == kind)
+                    for item in (one, other)]  # fmt: skip
             assert sums[0] == pytest.approx(sums[1], rel=near)
-    assert found.tiled == (ring.device == "cpu")
+    assert result.tiled == (ring.device == "cpu")
 
 
 def test_hops_of_fused_attention_are_as_many_causal_pairs() -> None:
@@ -121,9 +121,9 @@ def test_a_measured_ring_is_priced_by_its_pairs() -> None:
     file = replace(hardware.file, kernels=(row,))
     machine = Machine(Hardware(file, "here.yaml"), "fp32")
     assert machine.has_kernel(RING) and not Machine(hardware, "fp32").has_kernel(RING)
-    found: Operations = rings.select_priced(trace_ring(TILES, 2), measured=True)
-    [pairs] = found.forward
-    seconds = machine.seconds(found.forward, "forward", Split())
+    result: Operations = rings.select_priced(trace_ring(TILES, 2), measured=True)
+    [pairs] = result.forward
+    seconds = machine.seconds(result.forward, "forward", Split())
     assert seconds == pytest.approx(pairs.count * 128 / 1e9)
 
 
@@ -135,8 +135,8 @@ def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
 
     def of(**split: int) -> tuple[Work, ...]:
         asked = Split(cp=2, attention="ring", **split)  # type: ignore[arg-type]
-        found = rings.compute_rings(layer, model, 3072, FP32, machine, asked)
-        [ring] = found.values()
+        result = rings.compute_rings(layer, model, 3072, FP32, machine, asked)
+        [ring] = result.values()
         return ring.forward
 
     with kind:

@@ -68,14 +68,14 @@ def test_the_bound_of_the_state_is_below_the_counted_memory() -> None:
 def test_the_fullest_moment_is_one_of_the_schedule(schedule: str, micro_batches: int) -> None:
     chunks = 2 if schedule == "interleaved" else 1
     for stage, order in enumerate(SCHEDULES[schedule].orders(4, chunks, micro_batches)):
-        found = fullest_moments(SCHEDULES[schedule], 4, chunks, micro_batches)[stage]
+        result = fullest_moments(SCHEDULES[schedule], 4, chunks, micro_batches)[stage]
         now, moments = [0] * chunks, []
         for action in order:
             if action.kind == "backward":
                 moments.append((tuple(now), action.chunk // 4))
             now[action.chunk // 4] += 1 if action.kind == "forward" else -1
-        assert tuple(found) in moments
-        assert sum(found.in_flight) == max(sum(alive) for alive, _ in moments)
+        assert tuple(result) in moments
+        assert sum(result.in_flight) == max(sum(alive) for alive, _ in moments)
 
 
 @pytest.mark.parametrize("name", MODELS)

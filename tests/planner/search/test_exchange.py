@@ -53,7 +53,9 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
         for part in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8):
             budget = least + part * (most - least)
             best = min(price for price, size in every if size <= budget)
-            [found] = search(of(model, hardware), 2, budget, settings=WANTED, num_best=1).candidates
-            assert max(each.highest for each in found.timelines) <= budget
-            gaps[-1] = max(gaps[-1], found.solution.price / best - 1)
+            [result] = search(
+                of(model, hardware), 2, budget, settings=WANTED, num_best=1
+            ).candidates
+            assert max(timeline.highest for timeline in result.timelines) <= budget
+            gaps[-1] = max(gaps[-1], result.solution.price / best - 1)
     assert gaps[0] < 0.01 < gaps[1]

@@ -22,7 +22,7 @@ def theirs(case: dict[str, Any]) -> tuple[float, int, list[int], list[Layer], in
     config = expected["config"]
 
     def numbers(name: str) -> list[int]:
-        return [int(each) for each in config[name].split(",")]
+        return [int(item) for item in config[name].split(",")]
 
     division = numbers("pp_division")
     cuts = [sum(division[: n + 1]) for n in range(len(division) - 1)]
@@ -47,7 +47,7 @@ def test_the_adapter_prices_its_plans_as_it_does(name: str) -> None:
     assert galvatron.price(point, cuts, layers) == pytest.approx(seconds, rel=FITTED)
     assert galvatron.fits(point, cuts, layers)
     remaining = case["expected"]["summary"][1].split("remaining = [")[1]
-    galvatron.memory -= min(int(each) for each in remaining.split("]")[0].split(","))
+    galvatron.memory -= min(int(item) for item in remaining.split("]")[0].split(","))
     assert galvatron.fits(point, cuts, layers)
     galvatron.memory -= 1
     assert not galvatron.fits(point, cuts, layers)
@@ -57,14 +57,14 @@ def test_the_adapter_prices_its_plans_as_it_does(name: str) -> None:
 def test_a_fine_grained_search_finds_its_plan(name: str) -> None:
     seconds, _, cuts, layers, *_ = theirs(CASES[name])
     galvatron = Galvatron(CASES[name])
-    found, point, own_cuts, own = galvatron.search()
-    assert found == pytest.approx(seconds, rel=FITTED)
+    result, point, own_cuts, own = galvatron.search()
+    assert result == pytest.approx(seconds, rel=FITTED)
     assert own_cuts == tuple(cuts)
     assert galvatron.fits(point, own_cuts, own)
     # Negative control: its plan with one layer more that recomputes is dearer.
     changed = list(layers)
     changed[-1] = Layer(changed[-1].zero3, recompute=True)
-    assert galvatron.price(point, cuts, changed) > found * (1 + 1e-4)
+    assert galvatron.price(point, cuts, changed) > result * (1 + 1e-4)
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_a_coarse_search_of_theirs_is_beaten_by_choices_of_layers() -> None:
     """Galvatron's coarse mode has one choice for all layers: equal with that limit, else worse."""
     seconds, *_ = theirs(CASES[COARSE])
     galvatron = Galvatron(CASES[COARSE])
-    found, _, _, layers = galvatron.search()
+    result, _, _, layers = galvatron.search()
     assert len(set(layers)) == 2
-    assert found < seconds * 0.999
+    assert result < seconds * 0.999
     assert galvatron.search(uniform=True)[0] == pytest.approx(seconds, rel=FITTED)

@@ -72,10 +72,10 @@ def test_one_plan_serves_all_phases(machine: str) -> None:
     assert len(plans.best.planned.phases) == 2
     memory = {phase.name: phase.memory for phase in plans.best.planned.phases}
     assert max(size for size in memory.values() if size) == plans.best.predicted.memory
-    for own, made in zip(plans.phases, plans.best_in_phases, strict=True):
-        assert memory[own.costs.phase.name] == peak_timeline(made.timelines).highest
-    for own, made in zip(plans.phases, plans.best_in_phases, strict=True):
-        assert made.plan.price == seconds[own.costs.phase.name]
+    for own, result in zip(plans.phases, plans.best_in_phases, strict=True):
+        assert memory[own.costs.phase.name] == peak_timeline(result.timelines).highest
+    for own, result in zip(plans.phases, plans.best_in_phases, strict=True):
+        assert result.plan.price == seconds[own.costs.phase.name]
 
 
 def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
@@ -90,11 +90,11 @@ def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
     ]
     assert titles == ["phase of16", "phase of32"]
     explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
-    found = plans_to_simulate(replace(plans, best_in_phases=[other, two]), explained[:1], "tp=1")
-    assert [title for title, *_ in found] == [
+    result = plans_to_simulate(replace(plans, best_in_phases=[other, two]), explained[:1], "tp=1")
+    assert [title for title, *_ in result] == [
         *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
     ]  # fmt: skip
-    assert found[2][2] is other
+    assert result[2][2] is other
 
 
 def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
@@ -153,8 +153,8 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     )
     layer = plain.kinds[0]
     ahead, back = (
-        sum(work.count for work in each if work.kind == "launch")
-        for each in (layer.forward, layer.backward)
+        sum(work.count for work in item if work.kind == "launch")
+        for item in (layer.forward, layer.backward)
     )
 
     def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:

@@ -142,8 +142,8 @@ def test_many_alike_layers_are_near_brute_force(monkeypatch: pytest.MonkeyPatch)
 def mixed_layers(seed: int) -> Problem:
     """Return a stage of a few layers of three kinds, as tight as `many_layers`."""
     kinds = [many_layers(3 * seed + number) for number in range(3)]
-    budget = sum(each.budget for each in kinds) / LAYERS * 3
-    every = tuple(kind for each in kinds for kind in each.kinds)
+    budget = sum(kind.budget for kind in kinds) / LAYERS * 3
+    every = tuple(kind for item in kinds for kind in item.kinds)
     return replace(kinds[0], kinds=every, layers=(0, 1, 2) * 3, budget=budget)
 
 

@@ -49,8 +49,8 @@ def run_commands(commands: list[list[str]], cache: Path, torch: str = "refuse") 
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found: list[list[str]] = json.loads(done.stdout)
-    return found
+    result: list[list[str]] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def monte_carlo(known: Failures, mean: float, step: float, every: int, failures:
 def test_goodput_is_that_of_a_monte_carlo_simulation(
     case: tuple[Failures, float, float, int],
 ) -> None:
-    found = goodput(*case)
-    assert 0.1 < found < 0.9
-    assert monte_carlo(*case, failures=40_000) == pytest.approx(found, rel=0.02)
+    result = goodput(*case)
+    assert 0.1 < result < 0.9
+    assert monte_carlo(*case, failures=40_000) == pytest.approx(result, rel=0.02)
 
 
 def test_a_goodput_without_background_writes_is_detected() -> None:

@@ -53,9 +53,9 @@ def costs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Costs]:
 
 @pytest.fixture(scope="module")
 def simulation(costs: Costs) -> Simulation:
-    wanted = {"pp": 2, "tp": 2, "cp": 2, "schedule": "1f1b", "gather": "block"}
-    wanted |= {"rows": 1, "attention": "ring"}
-    [candidate] = search(costs, RANKS, BUDGET, settings=wanted, num_best=1).candidates
+    expected = {"pp": 2, "tp": 2, "cp": 2, "schedule": "1f1b", "gather": "block"}
+    expected |= {"rows": 1, "attention": "ring"}
+    [candidate] = search(costs, RANKS, BUDGET, settings=expected, num_best=1).candidates
     return Simulation(costs, build_phase_plan(candidate), BUDGET)
 
 
@@ -88,10 +88,10 @@ def test_the_events_of_a_micro_batch_fill_its_passes(simulation: Simulation) -> 
 def test_recorded_messages_are_those_of_the_layout(simulation: Simulation) -> None:
     layers = Events(simulation).messages.layers
     for sent in layers:
-        by = {(each.axis, each.collective) for each in sent}
+        by = {(item.axis, item.collective) for item in sent}
         assert {("tensor", "all-gather"), ("data", "reduce-scatter"), ("context", "p2p")} <= by
-        assert all(each.near == (2 if each.axis == "tensor" else 1) for each in sent)
-        assert all(each.seconds > 0 and each.size > 0 for each in sent)
+        assert all(item.near == (2 if item.axis == "tensor" else 1) for item in sent)
+        assert all(item.seconds > 0 and item.size > 0 for item in sent)
 
 
 def test_memory_over_the_step_reaches_the_counted_level(simulation: Simulation) -> None:
@@ -122,8 +122,8 @@ def test_a_slow_part_slows_its_stage(simulation: Simulation, part: str, rank: in
 
 def test_a_slow_rank_without_messages_multiplies_its_passes(costs: Costs) -> None:
     """The step is then that of the planner's own price with longer passes of one stage."""
-    wanted = {"pp": 2, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "engine": "fsdp2"}
-    [candidate] = search(costs, 2, BUDGET, settings=wanted, num_best=1).candidates
+    expected = {"pp": 2, "dp": 1, "tp": 1, "cp": 1, "schedule": "1f1b", "engine": "fsdp2"}
+    [candidate] = search(costs, 2, BUDGET, settings=expected, num_best=1).candidates
     simulation = Simulation(costs, build_phase_plan(candidate), BUDGET)
     stages = list(simulation.plan.stages)
     stages[1] = replace(
@@ -132,9 +132,9 @@ def test_a_slow_rank_without_messages_multiplies_its_passes(costs: Costs) -> Non
         backward=(1.3 * stages[1].backward[0],),
         update=1.3 * stages[1].update,
     )
-    found = simulation.slow_down(Slowdown("rank", 1, 1.3)).seconds
-    assert found == pytest.approx(price(simulation.problem, stages))
-    assert found != pytest.approx(simulation.slow_down(Slowdown("rank", 0, 1.3)).seconds, rel=0.01)
+    result = simulation.slow_down(Slowdown("rank", 1, 1.3)).seconds
+    assert result == pytest.approx(price(simulation.problem, stages))
+    assert result != pytest.approx(simulation.slow_down(Slowdown("rank", 0, 1.3)).seconds, rel=0.01)
 
 
 def test_slow_parts_are_read_from_words() -> None:
@@ -189,6 +189,6 @@ def test_a_page_draws_the_step_and_loads_nothing(simulation: Simulation) -> None
     assert set(checkpoints) == {"best", "young", "daly", "every"}
     # Steps of microseconds: neighbouring intervals differ by less than a rounding error.
     best = checkpoints["best"]["goodput"] * (1 + 1e-9)
-    assert all(each["goodput"] <= best for each in checkpoints.values())
+    assert all(checkpoint["goodput"] <= best for checkpoint in checkpoints.values())
     lines = "\n".join(outlook.lines())
     assert "slow rank=5:1.3" in lines and "a checkpoint each 7 steps" in lines

@@ -185,9 +185,9 @@ def test_launches_are_found_where_the_best_layouts_have_the_same(
     exact = pricer.price(other, machine, *at)[0]
     assert pricer.price(other, stored, *at)[0] == pytest.approx(exact, rel=0.05)
     # Negative control: without launches the same layout is far off.
-    found = stored.file.overhead
-    assert found is not None
-    without = replace(stored.file, overhead=replace(found, operation=0.0))
+    result = stored.file.overhead
+    assert result is not None
+    without = replace(stored.file, overhead=replace(result, operation=0.0))
     assert pricer.price(other, Hardware(without, "x"), *at)[0] < 0.85 * exact
 
 
@@ -249,12 +249,12 @@ def test_rows_that_no_step_shows_get_the_common_factor(truth: HardwareFile) -> N
     def price(by: Hardware) -> float:
         return 1e9 / by.file.matmul[0].rate
 
-    found = fit_correction(
+    result = fit_correction(
         [MeasuredStep(price, 0.1, "fsdp2"), MeasuredStep(price, 0.1, "fsdp2")], hardware
     )
-    assert found.factors == pytest.approx(dict.fromkeys(found.factors, 1.0), abs=1e-3)
-    made = apply_correction(hardware, found, "2026-11-23", "a test")
-    assert made.matmul == truth.matmul and made.sources == truth.sources
+    assert result.factors == pytest.approx(dict.fromkeys(result.factors, 1.0), abs=1e-3)
+    output = apply_correction(hardware, result, "2026-11-23", "a test")
+    assert output.matmul == truth.matmul and output.sources == truth.sources
     slow = apply_correction(
         hardware,
         fit_correction([MeasuredStep(price, 0.2, "fsdp2")] * 4, hardware),
@@ -289,8 +289,8 @@ def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
         "memory": {"measured": [None, 7, 9]},
     }
     (tmp_path / "measured.json").write_bytes(seal(beside))
-    found = read_result(tmp_path)
-    assert (found.outcome, found.seconds, found.memory) == ("measured", 0.25, 9)
+    result = read_result(tmp_path)
+    assert (result.outcome, result.seconds, result.memory) == ("measured", 0.25, 9)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,12 @@ def test_candidates_are_trained_ranked_and_found_again(
     only = ("--score", "signs=1")
     done = anneal(*words, *only)
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    signs, digits = found["candidates"]
+    result = json.loads(done.stdout)
+    signs, digits = result["candidates"]
     assert (signs["name"], digits["name"]) == ("signs", "digits")
     assert signs["by_source"]["signs"] < digits["by_source"]["signs"]
     assert signs["by_source"]["digits"] > digits["by_source"]["digits"]
-    assert digits["clearly_worse"] and found["noise"] > 0 and not found["waiting"]
+    assert digits["clearly_worse"] and result["noise"] > 0 and not result["waiting"]
     assert signs["score"] == pytest.approx(signs["by_source"]["signs"])
     assert sum(signs["shares"].values()) == pytest.approx(1) and signs["shares"]["signs"] == 0.5
     # The first seed is the exact continuation, the second takes other rows of the same sources.
@@ -51,12 +51,12 @@ def test_candidates_are_trained_ranked_and_found_again(
     first, second = digits["runs"]
     assert first["plan"] == plan != second["plan"]
     assert first["ledger"] != second["ledger"] and first["score"] != second["score"]
-    page = Path(found["page"]).read_text()
+    page = Path(result["page"]).read_text()
     assert all(run["plan"] in page and run["ledger"] in page for run in (first, second))
     # By another score the order is another; nothing is trained again.
     monkeypatch.setattr(train, "run_trainer", pytest.fail)
     again = json.loads(anneal(*words, "--score", "digits=1").stdout)
-    assert [each["name"] for each in again["candidates"]] == ["digits", "signs"]
+    assert [item["name"] for item in again["candidates"]] == ["digits", "signs"]
     assert "which no held-out dataset has" in anneal(*words, "--score", "letterz=1").output
     Path("copy.yaml").write_text(digits_yaml)
     assert "digits and copy have the same plan" in anneal(*words[:3], "copy.yaml").output
@@ -92,7 +92,7 @@ def test_the_influence_of_planted_documents_shows(inside: Path) -> None:
     words = ("--mixtures", "signs.yaml", "without.yaml", "--out", "fact", "--json")
     done = anneal(*words)
     assert done.exit_code == 0, done.output
-    candidates = {each["name"]: each for each in json.loads(done.stdout)["candidates"]}
+    candidates = {item["name"]: item for item in json.loads(done.stdout)["candidates"]}
     learnt, unlearnt = candidates["signs"], candidates["without"]
     assert learnt["runs"][0]["ledger"] == unlearnt["runs"][0]["ledger"]
     assert learnt["by_source"]["signs"] < 0.9 * unlearnt["by_source"]["signs"]
@@ -116,11 +116,11 @@ def test_a_stopped_anneal_goes_on_and_a_failed_run_is_named(
     codes += [1]
     done = anneal(*words)
     assert done.exit_code == 1 and "1 of 2 runs failed" in done.output
-    assert [Path(each).name for each in trained] == ["00", "01", "01"]
+    assert [Path(item).name for item in trained] == ["00", "01", "01"]
     report = anneal(*words, "--report", "--json")
-    found = json.loads(report.stdout)
-    assert found["waiting"] == ["digits digits=0.4, seed 0"] and len(found["candidates"]) == 1
-    assert found["noise"] is None and "1 run is not finished" in report.stderr
+    result = json.loads(report.stdout)
+    assert result["waiting"] == ["digits digits=0.4, seed 0"] and len(result["candidates"]) == 1
+    assert result["noise"] is None and "1 run is not finished" in report.stderr
 
     check_its_runs_are_runs_like_any("stopped")
 
@@ -206,8 +206,8 @@ def test_a_score_of_a_source_without_held_out_rows_is_refused_before_training(
 
 def test_a_dry_run_shows_each_candidate(inside: Path) -> None:
     done = anneal("digits.yaml", "--grid", "digits=0.2,0.4", "--dry-run", "--json")
-    found = json.loads(done.stdout)
-    assert [each["shares"]["digits"] for each in found] == pytest.approx([0.28, 0.46])
+    result = json.loads(done.stdout)
+    assert [item["shares"]["digits"] for item in result] == pytest.approx([0.28, 0.46])
     assert not Path("main-anneal").exists()
 
 
@@ -220,13 +220,13 @@ def test_a_grid_keeps_the_proportions_of_the_other_shares(
 ) -> None:
     first, *others = weights
     spec = PhaseSpec(tokens=1, weights=dict(weights))
-    found = apply_shares({first: share}, "p", spec, file="m.yaml")
-    assert sum(found.values()) == pytest.approx(1, abs=1e-12)
-    assert found[first] == pytest.approx(share, abs=1e-5)
+    result = apply_shares({first: share}, "p", spec, file="m.yaml")
+    assert sum(result.values()) == pytest.approx(1, abs=1e-12)
+    assert result[first] == pytest.approx(share, abs=1e-5)
     whole = sum(weights[name] for name in others)
     for name in others:
         expected = (1 - share) * weights[name] / whole
-        assert found[name] == pytest.approx(expected, abs=1e-5 * len(others))
+        assert result[name] == pytest.approx(expected, abs=1e-5 * len(others))
 
 
 @pytest.mark.parametrize(

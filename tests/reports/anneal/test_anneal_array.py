@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     slurm_cluster.install()
-    made = Cluster(tmp_path)
-    made.start()
-    yield made
-    made.stop()
+    result = Cluster(tmp_path)
+    result.start()
+    yield result
+    result.stop()
 
 
 def test_an_array_trains_all_candidates(
@@ -42,7 +42,7 @@ def test_an_array_trains_all_candidates(
     report = subprocess.run(
         [*command, "--report", "--json"], capture_output=True, text=True, check=True
     )
-    found = json.loads(report.stdout)
-    assert len(found["candidates"]) == 2 and not found["waiting"]
+    result = json.loads(report.stdout)
+    assert len(result["candidates"]) == 2 and not result["waiting"]
     again = subprocess.run([*command, "--slurm"], capture_output=True, text=True, check=False)
     assert again.returncode == 1 and "are finished" in again.stderr

@@ -20,11 +20,11 @@ from headrace.reports.report import listing
 def test_a_run_with_a_broken_file_leaves_the_others(open_board: Any, runs: Path) -> None:
     (runs / "other/model.yaml").write_text("pattern: [")
     client = open_board(runs)
-    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    assert "model.yaml" in found["other"]["problem"] and found["base"]["problem"] is None
-    assert found["other"]["step"] == 12, "its curves can be read"
+    result = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "model.yaml" in result["other"]["problem"] and result["base"]["problem"] is None
+    assert result["other"]["step"] == 12, "its curves can be read"
     settings = client.json("api/settings")
-    assert settings[found["other"]["id"]] == {} and settings[found["base"]["id"]]["seed"] == 3
+    assert settings[result["other"]["id"]] == {} and settings[result["base"]["id"]]["seed"] == 3
 
 
 @pytest.mark.parametrize(
@@ -46,32 +46,32 @@ def test_a_damaged_file_leaves_the_other_runs(
     shutil.copytree(runs / "base", runs / "a")
     (runs / "a" / name).write_text(text)
     client = open_board(runs)
-    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    assert name in found["a"]["problem"] and problem in found["a"]["problem"]
+    result = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert name in result["a"]["problem"] and problem in result["a"]["problem"]
     for other, entries in (("base", STEPS), ("other", 12)):
-        assert (found[other]["entries"], found[other]["problem"]) == (entries, None)
+        assert (result[other]["entries"], result[other]["problem"]) == (entries, None)
     shutil.copy(runs / "base/events.jsonl", runs / "a" / name)  # whole again, with other lines
     if name == "events.jsonl":
         client.board.refresh()
-        found = {run["name"]: run for run in client.json("api/runs")["runs"]}
-        assert found["a"]["problem"] is None and found["a"]["status"] == "finished"
+        result = {run["name"]: run for run in client.json("api/runs")["runs"]}
+        assert result["a"]["problem"] is None and result["a"]["status"] == "finished"
 
 
 def test_a_damaged_plan_is_named_beside_the_mixture(open_board: Any, runs: Path) -> None:
     (runs / "base/plan.json").write_text('{"phases')
     client = open_board(runs)
-    found = {name: client.json(f"api/run/{id}") for name, id in client.ids().items()}
-    assert found["base"]["plan"] is None and found["other"]["plan_problem"] is None
-    assert "base/plan.json is damaged" in found["base"]["plan_problem"]
+    result = {name: client.json(f"api/run/{id}") for name, id in client.ids().items()}
+    assert result["base"]["plan"] is None and result["other"]["plan_problem"] is None
+    assert "base/plan.json is damaged" in result["base"]["plan_problem"]
 
 
 def test_a_changed_digit_of_a_plan_is_named(open_board: Any, runs: Path) -> None:
     plan = runs / "base/plan.json"
     plan.write_text(plan.read_text().replace('"seed": ', '"seed": 1', 1))
     client = open_board(runs)
-    found = client.json(f"api/run/{client.ids()['base']}")
-    assert found["plan"] is None
-    assert "base/plan.json is damaged" in found["plan_problem"]
+    result = client.json(f"api/run/{client.ids()['base']}")
+    assert result["plan"] is None
+    assert "base/plan.json is damaged" in result["plan_problem"]
 
 
 def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_run_that_is_deleted_stays_deleted(open_board: Any, runs: Path) -> Non
     shutil.rmtree(runs / "other")
     client.board.refresh()
     assert not (runs / "other").exists()
-    found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
-    assert found == {"base": STEPS, "other": 0}
+    result = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
+    assert result == {"base": STEPS, "other": 0}
     client.board.scan()
     assert list(client.ids()) == ["base"]
 
@@ -128,9 +128,9 @@ def test_levels_that_another_user_made_are_left_alone(
 def test_what_cannot_be_written_is_a_problem_of_its_run(open_board: Any, runs: Path) -> None:
     (runs / "base/board").write_text("a file where the levels should be")
     client = open_board(runs)
-    found = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    assert "base/board" in found["base"]["problem"] and found["other"]["problem"] is None
-    assert json.dumps(found["other"]["range"]["step"]) == "[0.0, 11.0]"
+    result = {run["name"]: run for run in client.json("api/runs")["runs"]}
+    assert "base/board" in result["base"]["problem"] and result["other"]["problem"] is None
+    assert json.dumps(result["other"]["range"]["step"]) == "[0.0, 11.0]"
 
 
 def test_folders_that_are_private_are_left_out(
@@ -188,8 +188,8 @@ def test_a_checkpoint_without_its_tensors_is_not_whole(open_board: Any, runs: Pa
     file = runs / "base/checkpoints/step-00000010/tensors/0"
 
     def problem() -> Any:
-        [found] = client.json(f"api/run/{client.ids()['base']}")["checkpoints"]
-        return found.get("problem")
+        [result] = client.json(f"api/run/{client.ids()['base']}")["checkpoints"]
+        return result.get("problem")
 
     assert problem() is None
     size = file.stat().st_size

@@ -42,13 +42,13 @@ def write(file: Path, entries: list[dict[str, Any]], mode: str = "w") -> None:
 def curve(entries: list[dict[str, Any]], name: str) -> np.ndarray:
     """Return a curve from the lines themselves."""
     field, _, source = name.partition("/")
-    found = [
+    result = [
         entry["sources"].get(source, {}).get(field) if source else entry[field] for entry in entries
     ]
     missing = (
         0.0 if field in ("rows", "weight") else np.nan
     )  # a source has none where it is not named
-    return np.array([missing if value is None else value for value in found])
+    return np.array([missing if value is None else value for value in result])
 
 
 def check(store: Levels, entries: list[dict[str, Any]]) -> None:
@@ -68,12 +68,12 @@ def check(store: Levels, entries: list[dict[str, Any]]) -> None:
                 for place, (first, last) in enumerate(zip(window.first, window.last, strict=True)):
                     part = values[int(first) - first_step : int(last) - first_step + 1]
                     known = part[np.isfinite(part)]
-                    mean, least, greatest = (each[place] for each in window.curves[name])
+                    mean, least, greatest = (item[place] for item in window.curves[name])
                     if not len(known):
                         assert np.isnan(mean) and np.isnan(least)
                         continue
-                    wanted = (known.mean(), known.min(), known.max())
-                    assert np.allclose((mean, least, greatest), wanted, rtol=1e-6)
+                    expected = (known.mean(), known.min(), known.max())
+                    assert np.allclose((mean, least, greatest), expected, rtol=1e-6)
             steps = window.first.tolist()
             assert steps == sorted(set(steps)) and (window.last[:-1] + 1 == window.first[1:]).all()
             assert window.first[0] <= max(low, first_step)
@@ -178,8 +178,8 @@ def test_norms_by_layer_are_curves_with_values_where_a_line_has_them(tmp_path: P
     write(tmp_path / "metrics.jsonl", entries)
     store = Levels(str(tmp_path / "metrics.jsonl"), tmp_path / "levels")
     list(store.refresh())
-    found = store.values("weight_norm/blocks.0", 0, 20)
-    assert found[::5].tolist() == [1.0, 6.0, 11.0, 16.0] and np.isfinite(found).sum() == 4
+    result = store.values("weight_norm/blocks.0", 0, 20)
+    assert result[::5].tolist() == [1.0, 6.0, 11.0, 16.0] and np.isfinite(result).sum() == 4
 
 
 def test_a_value_beyond_float32_stays_visible(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def page(browser: Chromium, url: str) -> Iterator[Chromium]:
     sent = browser.requests()
     assert len(sent) > 4
     host = url.rsplit("/", 2)[0]
-    assert all(each.startswith((f"{host}/", "data:,")) for each in sent), sent
+    assert all(item.startswith((f"{host}/", "data:,")) for item in sent), sent
 
 
 def canvas(page: Chromium, panel: str = "Loss") -> list[float]:
@@ -87,8 +87,8 @@ def at_step(page: Chromium, step: float, panel: str = "Loss") -> tuple[float, fl
 
 
 def window(page: Chromium) -> list[float | None]:
-    found: list[float | None] = page.run("return [state.low, state.high]")
-    return found
+    result: list[float | None] = page.run("return [state.low, state.high]")
+    return result
 
 
 def inked(page: Chromium) -> int:
@@ -120,7 +120,7 @@ def test_a_drag_zooms_all_plots_and_the_button_shows_the_whole_run(page: Chromiu
         "const seen = cards.filter(card => card.seen).map(card => card.plot.scale);"
         "return seen.map(scale => [scale.x0, scale.x1])"
     )
-    assert len(ranges) > 2 and all(each == [low, high] for each in ranges)
+    assert len(ranges) > 2 and all(item == [low, high] for item in ranges)
     page.mouse(("move", x, y), ("down", 0, 0), ("up", 0, 0))  # a click is no zoom
     assert window(page) == [low, high]
     page.until("return document.querySelector('#drawer .proof')")
@@ -180,9 +180,9 @@ def test_text_that_is_cut_can_be_opened(page: Chromium) -> None:
     """Twenty short lines are cut, a long one that fits is not."""
     piece = "{tokens: 1, first: 0, at: 0, document: 1, position: 2, file: 'a', text: arguments[0]}"
     row = f"{{row: 1, source: 'a', epoch: 0, phase: 'p', hash: 'ff', documents: [{piece}]}}"
-    found = f"{{proved: true, count: 1, page: 8, first: 0, rows: [{row}]}}"
+    result = f"{{proved: true, count: 1, page: 8, first: 0, rows: [{row}]}}"
     show = (
-        f"const found = {found}; window.fetch = async () => new Response(JSON.stringify(found));"
+        f"const found = {result}; window.fetch = async () => new Response(JSON.stringify(found));"
         "return openStep(state.runs[0].id, 7).then(() => {"
         " const button = document.querySelector('#drawer .more');"
         " const before = document.querySelector('#drawer pre').clientHeight; button.click();"
@@ -201,8 +201,10 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
 
     def become(panel: str, *curves: str) -> None:
         """Wait for the curves of a panel: the page draws again when an answer has come."""
-        wanted = f"return JSON.stringify((() => {{ {shown} }})()) === JSON.stringify(arguments[1])"
-        page.until(wanted.replace("arguments[0]", repr(panel)), panel, curves)
+        expected = (
+            f"return JSON.stringify((() => {{ {shown} }})()) === JSON.stringify(arguments[1])"
+        )
+        page.until(expected.replace("arguments[0]", repr(panel)), panel, curves)
 
     become("Loss", "base", "other <b>&")
     assert page.run("return document.querySelectorAll('#runs b').length") == 0, "a name became HTML"
@@ -216,13 +218,13 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
     become("Loss", "base", "other <b>&")
     page.run("filter.value = 'lr=0.002'; filter.dispatchEvent(new Event('input'))")
     page.until(shown + "?.length === 1", "Loss")
-    found = (
+    result = (
         "filter.value = arguments[0]; filter.dispatchEvent(new Event('input'));"
         "return [...document.querySelectorAll('#runs .title')].map(each => each.innerText)"
     )
-    assert page.run(found, "lr=0.002") == page.run(found, "lr=2e-3") == ["other <b>&"]
-    assert page.run(found, "lr=0.00") == [] and page.run(found, "optimizer.lr=") != []
-    assert page.run(found, "BASE") == page.run(found, "lr = 1e-3") == ["base"]
+    assert page.run(result, "lr=0.002") == page.run(result, "lr=2e-3") == ["other <b>&"]
+    assert page.run(result, "lr=0.00") == [] and page.run(result, "optimizer.lr=") != []
+    assert page.run(result, "BASE") == page.run(result, "lr = 1e-3") == ["base"]
 
 
 def test_a_source_has_one_colour_on_all_tabs(page: Chromium) -> None:

@@ -30,8 +30,8 @@ def test_a_decision_changes_the_rows_of_an_open_page(
     pages = StepRows()
     auditor = pages._auditor(run)
     assert pages._auditor(run) is auditor
-    made = decide_by_hand(Stream(plan), [], {"web": 1.0}, 4, None, "id")
-    decisions.append(folder / decisions.NAME, made)
+    result = decide_by_hand(Stream(plan), [], {"web": 1.0}, 4, None, "id")
+    decisions.append(folder / decisions.NAME, result)
     rows = range(plan.step(5).first_row, plan.end_row)
     assert {row.source for row in auditor.rows(rows)} == {"web", "code"}
     assert {row.source for row in pages._auditor(run).rows(rows)} == {"web"}

@@ -107,8 +107,8 @@ def test_runs_are_listed_with_their_state_and_settings(open_board: Any, runs: Pa
     assert other["phases"][1]["step"] == 10 and other["phases"][1]["tokens"] is not None
     assert [(mark["kind"], mark["step"]) for mark in base["marks"]] == [("resume", 5)]
     settings = client.json("api/settings")
-    found = [settings[run["id"]]["optimizer.lr"] for run in (base, other)]
-    assert found == [1e-3, 2e-3] and settings[base["id"]]["model.width"] == 64
+    result = [settings[run["id"]]["optimizer.lr"] for run in (base, other)]
+    assert result == [1e-3, 2e-3] and settings[base["id"]]["model.width"] == 64
 
 
 @pytest.mark.parametrize("log", [0, 1])
@@ -130,13 +130,13 @@ def test_curves_are_those_of_the_lines(open_board: Any, runs: Path, axis: str, l
         assert np.allclose(part["x"], x[axis], rtol=1e-9)
         assert part["first"].tolist() == part["last"].tolist() == x["step"]
         for curve, values in part["values"].items():
-            wanted = [
+            expected = [
                 entry["sources"].get(curve.split("/")[-1], {}).get("loss", np.nan)
                 if curve.endswith(("web", "code"))
                 else entry["loss"]
                 for entry in entries
             ]
-            assert np.allclose(values, np.array(wanted), rtol=1e-6, equal_nan=True)
+            assert np.allclose(values, np.array(expected), rtol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("axis", ["step", "hours"])
@@ -165,15 +165,15 @@ def test_few_buckets_show_the_spike_and_a_click_finds_its_step(open_board: Any, 
         entries = lines(runs / "base/metrics.jsonl")
         assert len(part["x"]) < 12
         _, low, high = part["values"]["loss"]
-        wanted = [entry["loss"] for entry in entries]
-        assert high.max() == np.float32(max(wanted)) and low.min() == np.float32(min(wanted))
+        expected = [entry["loss"] for entry in entries]
+        assert high.max() == np.float32(max(expected)) and low.min() == np.float32(min(expected))
         assert part["first"][0] == 0 and part["last"][-1] == STEPS - 1
         assert (np.diff(part["last"]) > 0).all() and (np.diff(part["x"]) > 0).all()
         for number, (first, last) in enumerate(zip(part["first"], part["last"], strict=True)):
-            own = wanted[int(first) : int(last) + 1]
-            found = [each[number] for each in part["values"]["loss"]]
-            assert found == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-6)
-    near = {"curve": "loss", "first": 2, "last": 15, "value": wanted[7] + 0.1}
+            own = expected[int(first) : int(last) + 1]
+            result = [item[number] for item in part["values"]["loss"]]
+            assert result == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-6)
+    near = {"curve": "loss", "first": 2, "last": 15, "value": expected[7] + 0.1}
     assert client.json(f"api/nearest/{id}", **near) == {"step": 7}
     assert client.json(f"api/nearest/{id}", **near | {"value": 0})["step"] == 15
 
@@ -183,16 +183,16 @@ def test_a_step_shows_documents_with_text_and_the_proof(
 ) -> None:
     client = open_board(runs)
     id = client.ids()["other"]
-    found = client.json(f"api/step/{id}/7")
-    assert found["proved"] and found["count"] == BATCH == len(found["rows"])
-    assert found["metrics"] == lines(runs / "other/metrics.jsonl")[7]
-    assert found["before"] == lines(runs / "other/metrics.jsonl")[6]
-    assert sum(found["counts"].values()) == BATCH
+    result = client.json(f"api/step/{id}/7")
+    assert result["proved"] and result["count"] == BATCH == len(result["rows"])
+    assert result["metrics"] == lines(runs / "other/metrics.jsonl")[7]
+    assert result["before"] == lines(runs / "other/metrics.jsonl")[6]
+    assert sum(result["counts"].values()) == BATCH
     from headrace.mixtures.audit.auditor import Auditor
     from headrace.mixtures.planning.open_plan import open_plan
 
     rows, _ = Auditor(open_plan(str(runs / "other")), text=True).step(7)
-    for shown, row in zip(found["rows"], rows, strict=True):
+    for shown, row in zip(result["rows"], rows, strict=True):
         assert shown["hash"] == row.tokens_hash and shown["source"] == row.source
         pieces = [document["text"] for document in shown["documents"]]
         assert row.text is not None
@@ -242,8 +242,8 @@ def test_changed_rows_are_no_proof(open_board: Any, runs: Path) -> None:
     entries[7]["hash"] = "0" * 32
     ledger.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     client = open_board(runs)
-    found = client.json(f"api/step/{client.ids()['base']}/7")
-    assert "do not match their hash" in found["error"] and "rows" not in found
+    result = client.json(f"api/step/{client.ids()['base']}/7")
+    assert "do not match their hash" in result["error"] and "rows" not in result
     assert client.json(f"api/step/{client.ids()['base']}/6")["proved"]
 
 
@@ -252,21 +252,21 @@ def test_plan_layout_checkpoints_and_history(
 ) -> None:
     (runs / "base/checkpoints/step-00000015").mkdir()
     client = open_board(runs)
-    found = client.json(f"api/run/{client.ids()['base']}")
-    stable, anneal = found["plan"]["phases"]
+    result = client.json(f"api/run/{client.ids()['base']}")
+    stable, anneal = result["plan"]["phases"]
     assert stable["planned"] == pytest.approx([0.75, 0.25]) and anneal["planned"] == [0.5, 0.5]
     assert sum(stable["taken"]) == 10 * BATCH and stable["taken"][0] == pytest.approx(30, abs=1)
     assert sum(stretch["tokens"] for stretch in stable["stretches"]) == 10 * BATCH * LENGTH
-    taken = found["plan"]["taken"]
-    assert [each["tokens"] for each in taken] == [BATCH * LENGTH] * STEPS, "a column ends at a step"
+    taken = result["plan"]["taken"]
+    assert [item["tokens"] for item in taken] == [BATCH * LENGTH] * STEPS, "a column ends at a step"
     for each, line in zip(taken, lines(runs / "base/metrics.jsonl"), strict=True):
         rows = [line["sources"].get(name, {"rows": 0})["rows"] for name in ("web", "code")]
         assert each["shares"] == [own / BATCH for own in rows]
-    ranks = found["layout"]["ranks"]
+    ranks = result["layout"]["ranks"]
     assert [rank["place"]["dp"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["place"]["tp"] for rank in ranks] == [0, 1, 0, 1]
     assert [rank["memory"] for rank in ranks] == [pytest.approx(3e9), None, None, None]
-    assert found["layout"]["measured"] is None, "the memory of rank 0 is in the metrics alone"
+    assert result["layout"]["measured"] is None, "the memory of rank 0 is in the metrics alone"
     with (runs / "base/events.jsonl").open("a") as file:
         memory = {"time": 1e9 + 6, "event": "memory", "step": 6, "memory": [4e9, 3e9, 5e9, 2e9]}
         file.write(json.dumps(memory) + "\n")
@@ -274,11 +274,11 @@ def test_plan_layout_checkpoints_and_history(
     layout = client.json(f"api/run/{client.ids()['base']}")["layout"]
     assert [rank["memory"] for rank in layout["ranks"]] == [4e9, 3e9, 5e9, 2e9]
     assert layout["measured"] == 6
-    damaged, whole = found["checkpoints"]
+    damaged, whole = result["checkpoints"]
     assert (whole["step"], whole["tokens"]) == (10, 10 * BATCH * LENGTH) and whole["size"] > 0
     assert damaged["step"] == 15 and "manifest.json" in damaged["problem"]
-    assert [event["event"] for event in found["events"]] == ["start", "resume", "finish"]
-    assert "plan.json" in found["files"] and "layout.yaml" not in found["files"]
+    assert [event["event"] for event in result["events"]] == ["start", "resume", "finish"]
+    assert "plan.json" in result["files"] and "layout.yaml" not in result["files"]
 
 
 def test_scores_are_those_of_the_runs_files(open_board: Any, runs: Path) -> None:
@@ -288,8 +288,8 @@ def test_scores_are_those_of_the_runs_files(open_board: Any, runs: Path) -> None
     client = open_board(runs)
     ids = client.ids()
     assert client.json(f"api/run/{ids['other']}")["scores"] == []
-    found = client.json(f"api/run/{ids['base']}")["scores"]
-    assert [(each["step"], each["task"], each["value"]) for each in found] == [
+    result = client.json(f"api/run/{ids['base']}")["scores"]
+    assert [(item["step"], item["task"], item["value"]) for item in result] == [
         (10, "arc <easy>", "0.5000 ± 0.01"),
         (20, "arc <easy>", "0.6250 ± 0.01"),
         (20, "needle", "75.00%"),
@@ -305,8 +305,8 @@ def test_missing_scores_are_named(open_board: Any, runs: Path) -> None:
 
     def state() -> tuple[str, Any]:
         client.board.refresh()
-        (found,) = client.json("api/runs")["runs"]
-        return found["status"], found["missing"]
+        (result,) = client.json("api/runs")["runs"]
+        return result["status"], result["missing"]
 
     assert state() == ("finished", []), "no checkpoint of the last step"
     with (run / "events.jsonl").open("a") as file:
@@ -331,8 +331,8 @@ def test_new_steps_and_new_runs_appear(open_board: Any, runs: Path) -> None:
     shutil.move(runs.parent / "base", runs / "a/b/base")
     client.board.scan()
     client.board.refresh()
-    found = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
-    assert found == {"base": STEPS, "other": 13}
+    result = {run["name"]: run["entries"] for run in client.json("api/runs")["runs"]}
+    assert result == {"base": STEPS, "other": 13}
     numbers = {run["name"]: run["number"] for run in client.json("api/runs")["runs"]}
     assert numbers == {"base": 1, "other": 0}, "a run has another colour after another appeared"
     with (runs / "other/metrics.jsonl").open("a") as file:

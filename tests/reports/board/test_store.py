@@ -38,7 +38,7 @@ def test_files_are_copied_again_when_they_have_grown(tmp_path: Path) -> None:
     mirror = Mirror(folder, url)
     mirror.update()
     place = f"/mirror-{tmp_path.name}/run"
-    assert sorted(Path(each).name for each in store.ls(place, detail=False)) == [
+    assert sorted(Path(item).name for item in store.ls(place, detail=False)) == [
         "metrics.jsonl",
         "run.yaml",
     ]
@@ -103,8 +103,8 @@ def test_the_board_shows_a_run_in_s3_while_it_trains(
             assert training.poll() is None, (tmp_path / "log").read_text()
             client.board.scan()
             client.board.refresh()
-            found: list[dict[str, Any]] = client.json("api/runs")["runs"]
-            return found[0] if found else {"entries": 0}
+            result: list[dict[str, Any]] = client.json("api/runs")["runs"]
+            return result[0] if result else {"entries": 0}
 
         first = wait(lambda: (run := listed())["entries"] and run, 300, "its first steps")
         grown = wait(
@@ -120,9 +120,9 @@ def test_the_board_shows_a_run_in_s3_while_it_trains(
         client.board.refresh()
         [last] = client.json("api/runs")["runs"]
         assert (last["status"], last["entries"]) == ("interrupted", len(lines))
-        wanted = [json.loads(line)["loss"] for line in lines[:500]]
+        expected = [json.loads(line)["loss"] for line in lines[:500]]
         [part] = client.curves(run=last["id"], curve="loss", low=0, high=500, width=1000)
-        assert np.array_equal(part["values"]["loss"][0][: len(wanted)], np.float32(wanted))
+        assert np.array_equal(part["values"]["loss"][0][: len(expected)], np.float32(expected))
         assert fsspec.filesystem("s3").exists("runs/live/run/report.html")
         client.server.shutdown()
         client.server.server_close()

@@ -49,25 +49,25 @@ def test_models_are_trained_in_rounds_on_equal_rows_and_drawn(
     words = (*WORDS, *RECALL, "--slice", "512", "--seeds", 2, "--out", "both", "--json")
     done = compare(*words, "--tokens", "1Ki")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     names = ["plain-seed-1", "gdn-seed-1", "plain-seed-2"]
     assert started == [(name, end) for end in "12" for name in names]
-    assert [run["name"] for run in found["runs"]] == names
-    assert (found["step"], found["tokens"]) == (2, 1024) and found["noise"] > 0
-    plain, _, second = found["runs"]
-    assert plain["tokens"] == [512, 1024] and len({run["bits"][-1] for run in found["runs"]}) == 3
+    assert [run["name"] for run in result["runs"]] == names
+    assert (result["step"], result["tokens"]) == (2, 1024) and result["noise"] > 0
+    plain, _, second = result["runs"]
+    assert plain["tokens"] == [512, 1024] and len({run["bits"][-1] for run in result["runs"]}) == 3
     assert plain["bits"] != second["bits"], "the seed changes the weights"
-    for run in found["runs"]:
+    for run in result["runs"]:
         last = ledger.read_last(Path("both/runs", run["name"], ledger.NAME))
-        assert last is not None and last.hash == found["ledger"] == run["ledger"]
+        assert last is not None and last.hash == result["ledger"] == run["ledger"]
         assert [score["length"] for score in run["recall"]["mqar"]] == [64]
         assert set(run["recall"]) == {"mqar", "needle"}
-    assert found["state"]["bytes"]["plain"][1] > 2 * found["state"]["bytes"]["gdn"][1]
-    pin_keys("compare-hybrids", found)
+    assert result["state"]["bytes"]["plain"][1] > 2 * result["state"]["bytes"]["gdn"][1]
+    pin_keys("compare-hybrids", result)
     pin_keys("hybrids-request", json.loads(Path("both/hybrids.json").read_text()))
     assert "All 3 ledgers have the hash" in done.stderr and "standard deviation" in done.stderr
-    page = Path(found["page"]).read_text()
-    assert all(part in page for part in (found["ledger"], "gdn-seed-1", "Recall", "State"))
+    page = Path(result["page"]).read_text()
+    assert all(part in page for part in (result["ledger"], "gdn-seed-1", "Recall", "State"))
 
     # More tokens go on from there; as the runs stand, nothing is started.
     started.clear()

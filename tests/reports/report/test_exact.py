@@ -49,9 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     from headrace.trainer.accounting import about
     from headrace.trainer.run.stored import read_run
 
-    made = make_run(tmp_path_factory.mktemp("run"), [1.0] * 600)
-    about.save_facts(read_run(made))
-    return made
+    result = make_run(tmp_path_factory.mktemp("run"), [1.0] * 600)
+    about.save_facts(read_run(result))
+    return result
 
 
 def write(folder: RunFolder, lines: list[dict[str, Any]]) -> None:
@@ -85,25 +85,25 @@ def test_totals_are_those_of_all_lines(
     assert run.loss == (pytest.approx(sum(last) / len(last)) if last else None)
     assert run.totals.mean("mfu") == (pytest.approx(sum(mfu) / len(mfu)) if mfu else None)
     assert run.phases()[0].realised == [64 * len(lines)]
-    wanted = [np.nan if line["loss"] is None else line["loss"] for line in lines]
-    assert np.array_equal(run.table.mean("loss"), np.float32(wanted), equal_nan=True)
+    expected = [np.nan if line["loss"] is None else line["loss"] for line in lines]
+    assert np.array_equal(run.table.mean("loss"), np.float32(expected), equal_nan=True)
 
 
 def by_hand(losses: list[float | None]) -> list[int]:
     """Return the outlier steps, found by looking at one loss after the other."""
     window: deque[float] = deque(maxlen=WINDOW)
-    found = []
+    result = []
     for step, loss in enumerate(losses):
         if loss is None:
             continue
         if len(window) >= WINDOW // 4 and loss > max(window):
             middle, deviation = robust_center(window)
             if (loss - middle) / deviation > DEVIATIONS:
-                found.append(((loss - middle) / deviation, step))
+                result.append(((loss - middle) / deviation, step))
         window.append(loss)
     kept: list[int] = []
-    for _, step in sorted(found, reverse=True):
-        if len(kept) < MAX_OUTLIERS and all(abs(step - other) >= MIN_DISTANCE for other in kept):
+    for _, step in sorted(result, reverse=True):
+        if len(kept) < MAX_OUTLIERS and all(abs(step - item) >= MIN_DISTANCE for item in kept):
             kept.append(step)
     return sorted(kept)
 
@@ -165,9 +165,9 @@ def test_the_first_difference_of_ledgers_is_that_of_common_steps(
         run.folder.ledger.write_text("".join(f"{line}\n" for line in lines))
 
     ledger(run, {step: f"hash {step}" for step in range(9)})
-    for first, changed, wanted in ((0, {}, None), (4, {}, None), (4, {6: "x", 8: "y"}, 6)):
+    for first, changed, expected in ((0, {}, None), (4, {}, None), (4, {6: "x", 8: "y"}, 6)):
         ledger(other, {step: changed.get(step, f"hash {step}") for step in range(first, 12)})
-        assert first_difference(run, other) == first_difference(other, run) == wanted
+        assert first_difference(run, other) == first_difference(other, run) == expected
 
 
 def test_a_report_imports_no_torch(folder: RunFolder) -> None:

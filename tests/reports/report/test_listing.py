@@ -72,8 +72,8 @@ def test_a_folder_without_a_manifest_is_no_checkpoint(runs: Path) -> None:
 
 
 def test_a_run_below_two_of_the_folders_is_listed_once(runs: Path) -> None:
-    found = listed(runs / "a", runs / "a/finished", runs)
-    assert len(found) == 5 and Path(str(found[0]["folder"])).name == "finished"
+    result = listed(runs / "a", runs / "a/finished", runs)
+    assert len(result) == 5 and Path(str(result[0]["folder"])).name == "finished"
 
 
 def test_the_table_has_a_line_for_each_run_and_each_problem(runs: Path) -> None:
@@ -104,5 +104,5 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_run_without_an_event_has_not_started(runs: Path) -> None:
     (runs / "b/new/events.jsonl").unlink()
-    (found,) = listed(runs / "b/new")
-    assert found["status"] == "not started"
+    (result,) = listed(runs / "b/new")
+    assert result["status"] == "not started"

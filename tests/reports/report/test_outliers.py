@@ -49,14 +49,14 @@ def test_an_outlier_names_the_sources_that_caused_it(tmp_path: Path) -> None:
 
     rewrite(folder.metrics, divide)
     run = RunData.load(folder)
-    (found,) = find_outliers(run)
-    assert found.step == 301 and found.usual == pytest.approx(2, abs=0.1)
-    assert [name for name, *_ in found.risen] == ["synthetic"]
-    assert found.entry["grad_norm"] == 40.0 and found.usual_norm == 1.0 and found.events == []
+    (result,) = find_outliers(run)
+    assert result.step == 301 and result.usual == pytest.approx(2, abs=0.1)
+    assert [name for name, *_ in result.risen] == ["synthetic"]
+    assert result.entry["grad_norm"] == 40.0 and result.usual_norm == 1.0 and result.events == []
     text = page.run_page(run)
     check_page(text)
     [ring] = drawn_data(text)["runs"][0]["outliers"]
-    assert (ring["step"], ring["y"]) == (301, found.entry["loss"])
+    assert (ring["step"], ring["y"]) == (301, result.entry["loss"])
     assert "Outlier steps" in text
     assert "--step 301 --text" not in text, "synthetic rows have no documents"
 
@@ -76,8 +76,8 @@ def test_an_outlier_of_a_small_source_is_found(tmp_path: Path) -> None:
         entry["sources"]["small"] = {"loss": loss, "weight": 1.0, "rows": 1}
 
     rewrite(folder.metrics, add_a_small_one)
-    (found,) = find_outliers(RunData.load(folder))
-    assert found.step == 400 and found.risen[0] == (
+    (result,) = find_outliers(RunData.load(folder))
+    assert result.step == 400 and result.risen[0] == (
         "small",
         pytest.approx(4.401),
         pytest.approx(1.403),
@@ -86,8 +86,8 @@ def test_an_outlier_of_a_small_source_is_found(tmp_path: Path) -> None:
 
 def test_an_outlier_lists_the_events_before_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", noisy({101: 2.0}))  # a resume is at step 2
-    (found,) = find_outliers(RunData.load(folder))
-    assert found.events == ["the run was resumed 99 steps before"]
+    (result,) = find_outliers(RunData.load(folder))
+    assert result.events == ["the run was resumed 99 steps before"]
 
 
 def test_skipped_steps_are_not_outliers(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_of_many_skipped_steps_the_first_and_last_are_listed(tmp_path: Path) -> 
 
 def test_the_table_keeps_the_largest_outliers(tmp_path: Path) -> None:
     rising = {step + more: 0.1 * step + more for step in range(120, STEPS, 30) for more in (0, 5)}
-    found = find_outliers(RunData.load(make_run(tmp_path / "run", noisy(rising))))
-    steps = [each.step for each in found]
+    result = find_outliers(RunData.load(make_run(tmp_path / "run", noisy(rising))))
+    steps = [item.step for item in result]
     assert steps == [step + 5 for step in range(120, STEPS, 30)][-MAX_OUTLIERS:]
     assert all(b - a >= MIN_DISTANCE for a, b in pairwise(steps))

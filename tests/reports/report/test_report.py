@@ -62,8 +62,8 @@ def test_a_restart_is_marked_at_the_tokens_before_it(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", [4.0, 3.0, 2.0, 1.0])
     [run] = drawn_data(write_report([str(folder.root)])[0].read_text())["runs"]
     hours = 3 * 0.1 / 3600
-    wanted = {"kind": "resume", "step": 2, "tokens": 128.0, "hours": pytest.approx(hours)}
-    assert run["marks"] == [wanted]
+    expected = {"kind": "resume", "step": 2, "tokens": 128.0, "hours": pytest.approx(hours)}
+    assert run["marks"] == [expected]
 
 
 def test_losses_that_are_not_finite_are_named(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_comparison_names_the_first_step_with_other_rows(tmp_path: Path) -> No
     evaluate(first, {2: 3.0})
     evaluate(third, {2: 4.0})
     rewrite(third.ledger, lambda e: e.update({"hash": "other"} if e["step"] >= 1 else {}))
-    path, summary = write_report([str(each.root) for each in (first, second, third)])
+    path, summary = write_report([str(item.root) for item in (first, second, third)])
     text = path.read_text()
     check_page(text)
     assert "the same" in text and "differ from step 1 on" in text
@@ -239,7 +239,7 @@ def test_a_comparison_names_the_first_step_with_other_rows(tmp_path: Path) -> No
 def test_each_run_has_its_report_unless_compare_is_set(tmp_path: Path) -> None:
     roots = [str(make_run(tmp_path / name, [2.0, 1.0]).root) for name in "ab"]
     done = CliRunner().invoke(main, ["report", *roots, "--json"])
-    assert [Path(each["report"]).name for each in json.loads(done.stdout)] == ["report.html"] * 2
+    assert [Path(load["report"]).name for load in json.loads(done.stdout)] == ["report.html"] * 2
     done = CliRunner().invoke(main, ["report", *roots, "--compare", "--json"])
     assert Path(json.loads(done.stdout)["report"]).name == "compare.html"
     for words in (["report", roots[0], "--compare"], ["report", *roots, "--out", "x.html"]):

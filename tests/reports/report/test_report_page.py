@@ -54,8 +54,8 @@ class Page:
             "const found = card.plot.curves.find(curve => curve.label === arguments[1]);"
             "return found && [...found[arguments[2]]]"
         )
-        found: list[float] = self.browser.until(script, panel, name, what)
-        return found
+        result: list[float] = self.browser.until(script, panel, name, what)
+        return result
 
     def at_step(self, step: int, panel: str = "Loss") -> tuple[float, float]:
         """Return the place of a step's point of the first curve in the window."""
@@ -70,8 +70,8 @@ class Page:
         return x, y
 
     def window(self) -> list[float | None]:
-        found: list[float | None] = self.browser.run("return [state.low, state.high]")
-        return found
+        result: list[float | None] = self.browser.run("return [state.low, state.high]")
+        return result
 
 
 @pytest.fixture
@@ -100,14 +100,14 @@ def lines(runs: Path, name: str = "base") -> list[dict[str, Any]]:
 
 def test_curves_are_those_of_the_lines(page: Page, runs: Path) -> None:
     entries = lines(runs)
-    assert page.curve("Loss", "loss") == pytest.approx([each["loss"] for each in entries])
-    assert page.curve("Loss", "loss", "x") == [each["tokens"] for each in entries]
+    assert page.curve("Loss", "loss") == pytest.approx([entry["loss"] for entry in entries])
+    assert page.curve("Loss", "loss", "x") == [entry["tokens"] for entry in entries]
     drawn = iter(page.curve("Loss by source", "code"))
-    known = [each["sources"]["code"]["loss"] for each in entries if "code" in each["sources"]]
+    known = [entry["sources"]["code"]["loss"] for entry in entries if "code" in entry["sources"]]
     assert [value for value in drawn if value is not None] == pytest.approx(known)
     speed = [
-        each["tokens_per_second"] * each["sources"].get("web", {}).get("rows", 0) / 4
-        for each in entries
+        entry["tokens_per_second"] * entry["sources"].get("web", {}).get("rows", 0) / 4
+        for entry in entries
     ]
     assert page.curve("Tokens per second by source", "web") == pytest.approx(speed)
     assert len(page.curve("Held-out loss", "all")) == STEPS // 5
@@ -123,7 +123,7 @@ def test_a_drag_zooms_and_the_pointer_shows_values(page: Page, runs: Path) -> No
     ranges = browser.run(
         "return cards.filter(c => c.seen).map(c => [c.plot.scale.x0, c.plot.scale.x1])"
     )
-    assert len(ranges) > 2 and all(each == [low, high] for each in ranges)
+    assert len(ranges) > 2 and all(item == [low, high] for item in ranges)
     browser.mouse(("move", *page.at_step(15)))
     tip = browser.until(
         "return document.querySelector('[data-panel=Loss] .tip:not([hidden])')?.innerText"
@@ -175,14 +175,14 @@ def test_a_line_goes_on_over_steps_without_rows_of_its_source(page: Page) -> Non
 
 def test_runs_are_compared_and_switched_off(compared: Page, runs: Path) -> None:
     browser, titles = compared.browser, "return cards.map(card => card.panel.key)"
-    found = browser.run(titles)
-    assert found[:2] == ["Loss", "Loss minus the loss of base"]
-    assert {"loss/web", "loss/code", "Gradient norm", "speed/web"} <= set(found)
+    result = browser.run(titles)
+    assert result[:2] == ["Loss", "Loss minus the loss of base"]
+    assert {"loss/web", "loss/code", "Gradient norm", "speed/web"} <= set(result)
     assert browser.run("return document.querySelectorAll('main b').length") == 0, "a name is HTML"
     difference = compared.curve("Loss minus the loss of base", "other <b>&")
     both = zip(lines(runs, "other <b>&"), lines(runs), strict=False)
-    wanted = [one["loss"] - other["loss"] for one, other in both]
-    assert difference == pytest.approx(wanted, abs=1e-6)
+    expected = [one["loss"] - other["loss"] for one, other in both]
+    assert difference == pytest.approx(expected, abs=1e-6)
     browser.click("#runs button", 1)
     assert "Loss by source" in browser.run(titles)
     assert browser.run("return cards[0].plot.curves.map(curve => curve.label)") == ["loss"]

@@ -119,8 +119,8 @@ def ids_of(url: str | Path) -> list[str | None]:
 
 def counts_of(url: str | Path) -> dict[str, int]:
     """Return the counts of the last build of a dataset."""
-    made = manifest.load(str(url)).generations[-1]
-    counts: dict[str, int] = made.provenance["counts"]
+    result = manifest.load(str(url)).generations[-1]
+    counts: dict[str, int] = result.provenance["counts"]
     return counts
 
 

@@ -102,7 +102,7 @@ def threads_of_loaders(patience: float) -> list[threading.Thread]:
     """Return the threads of loaders that still run after so many seconds: a closed loader does not
     wait for its fetches."""
     deadline = time.monotonic() + patience
-    threads = [one for one in threading.enumerate() if one.name.startswith("headrace-")]
+    threads = [item for item in threading.enumerate() if item.name.startswith("headrace-")]
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [thread for thread in threads if thread.is_alive()]

@@ -114,9 +114,9 @@ def rounds_to(operator: Operator, bound: float, length: int = 37) -> None:
     u = normal(2, length, operator.width).bfloat16()
     with torch.no_grad():
         y = half(u, context(2, length, CUTS))
-        wanted = exact(u.double(), context(2, length, CUTS))
+        expected = exact(u.double(), context(2, length, CUTS))
     assert y.dtype == torch.bfloat16
-    assert float((y.double() - wanted).abs().max() / wanted.abs().max()) < bound
+    assert float((y.double() - expected).abs().max() / expected.abs().max()) < bound
 
 
 def convolved(w: Tensor, taps: Tensor) -> Tensor:

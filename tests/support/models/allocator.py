@@ -32,8 +32,10 @@ def levels(run: Callable[[], object]) -> Levels:
         run()
     assert profiler.profiler is not None
     events = profiler.profiler.kineto_results.events()
-    marks = [each.start_ns() for each in events if each.name() == TURN]
-    sizes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    marks = [event.start_ns() for event in events if event.name() == TURN]
+    sizes = sorted(
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
+    )
     all_levels = [0, *accumulate(size for _, size in sizes)]
     before = sum(at < min(marks, default=0) for at, _ in sizes)
     return Levels(all_levels[before], max(all_levels))

@@ -46,8 +46,8 @@ STEPS = 20
 def write_texts(url: str, count: int, seed: int = 0) -> int:
     """Write a dataset of texts as bytes; return the size of the vocabulary."""
     tokenizer = ByteTokenizer(ByteConfig())
-    found = texts(count, seed=seed, longest=120)
-    documents = [np.array(tokenizer.encode([text]).tokens, np.uint16) for text in found]
+    result = texts(count, seed=seed, longest=120)
+    documents = [np.array(tokenizer.encode([text]).tokens, np.uint16) for text in result]
     manifest = write_dataset(url, documents, fingerprint=tokenizer.info.fingerprint)
     manifests.save(url, replace(manifest, tokenizer=tokenizer.info))
     return tokenizer.info.vocab_size
@@ -94,7 +94,7 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
                 own["rows"] += 1
                 own["weight"] += LENGTH
                 own["loss"] = 2 + 3 / (1 + number) + 0.3 * (row.source == "web") + lr
-            loss = sum(each["loss"] * each["rows"] for each in sources.values()) / len(rows)
+            loss = sum(source["loss"] * source["rows"] for source in sources.values()) / len(rows)
             line = {
                 "step": number,
                 "row": step.end_row,

@@ -70,8 +70,8 @@ class Chromium:
         }
         logging = {"browser": "ALL", "performance": "ALL"}
         capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": logging}
-        made = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
-        self.session = f"/session/{made['sessionId']}"
+        result = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
+        self.session = f"/session/{result['sessionId']}"
         return self
 
     def __exit__(
@@ -96,8 +96,8 @@ class Chromium:
         return wait(lambda: self.run(script, *arguments), seconds, script)
 
     def click(self, selector: str, number: int = 0) -> None:
-        found = self.post("/elements", {"using": "css selector", "value": selector})
-        self.post(f"/element/{found[number][ELEMENT]}/click", {})
+        result = self.post("/elements", {"using": "css selector", "value": selector})
+        self.post(f"/element/{result[number][ELEMENT]}/click", {})
 
     def mouse(self, *moves: tuple[str, float, float], touch: bool = False) -> None:
         """Move, press and release the mouse, or a finger, at places of the window:
@@ -134,15 +134,15 @@ class Chromium:
 
     def errors(self) -> list[str]:
         """Return the messages of the console above information."""
-        found = self.post("/se/log", {"type": "browser"})
-        return [entry["message"] for entry in found if entry["level"] in ("SEVERE", "WARNING")]
+        result = self.post("/se/log", {"type": "browser"})
+        return [entry["message"] for entry in result if entry["level"] in ("SEVERE", "WARNING")]
 
     def requests(self) -> list[str]:
         """Return the URLs that the pages have asked for since the last call."""
         entries = self.post("/se/log", {"type": "performance"})
         messages = [json.loads(entry["message"])["message"] for entry in entries]
-        sent = [each for each in messages if each["method"] == "Network.requestWillBeSent"]
-        return [each["params"]["request"]["url"] for each in sent]
+        sent = [message for message in messages if message["method"] == "Network.requestWillBeSent"]
+        return [item["params"]["request"]["url"] for item in sent]
 
     def post(self, path: str, body: object) -> Any:
         return self._ask("POST", self.session + path, body)
@@ -181,7 +181,7 @@ def _driver() -> tuple[subprocess.Popen[str], str]:
 
 def wait(look: Callable[[], Any], seconds: float, what: str) -> Any:
     end = time.monotonic() + seconds
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < end, f"not within {seconds:g} seconds: {what}"
         time.sleep(0.05)
-    return found
+    return result

@@ -73,8 +73,8 @@ def missing_lines(shown: str, printed: str) -> list[str]:
     missing = []
     for line in shown.splitlines():
         parts = [re.escape(part.strip()) for part in _plain(line).split("…")]
-        wanted = re.compile(".*".join(parts))
-        if not any(wanted.search(each) for each in lines):
+        expected = re.compile(".*".join(parts))
+        if not any(expected.search(line) for line in lines):
             missing.append(line)
     return missing
 
@@ -85,14 +85,14 @@ def _plain(line: str) -> str:
 
 def problems(page: Page, folder: Path) -> list[str]:
     """Return the commands and YAML files of a page that headrace does not understand."""
-    found = []
+    result = []
     for block in page.blocks:
         for name, _, text in FILE.findall(block.commands):
             if name.endswith(".yaml"):
-                found += _wrong_file(text, folder / Path(name).name)
+                result += _wrong_file(text, folder / Path(name).name)
         for words in commands(INPUT.sub("", block.commands)):
-            found += _wrong_command(words)
-    return found
+            result += _wrong_command(words)
+    return result
 
 
 def commands(script: str) -> Iterator[list[str]]:
@@ -135,16 +135,16 @@ def _wrong_command(words: list[str]) -> list[str]:
     context, rest = click.Context(main, info_name="headrace"), words
     try:
         while isinstance(command, click.Group) and rest:
-            name, found, rest = command.resolve_command(context, rest)
-            assert found is not None
-            command, context = found, click.Context(found, parent=context, info_name=name)
+            name, result, rest = command.resolve_command(context, rest)
+            assert result is not None
+            command, context = result, click.Context(result, parent=context, info_name=name)
             rest = command.parse_args(context, list(rest))
             rest = [*context._protected_args, *rest]
     except click.UsageError as error:
         if "does not exist" in error.message:  # a folder that an earlier block makes
             return []
         return [f"{shlex.join(words)}: {error.format_message()}"]
-    arguments = [each.name for each in command.params if isinstance(each, click.Argument)]
+    arguments = [param.name for param in command.params if isinstance(param, click.Argument)]
     given = " ".join(str(context.params.get(str(name))) for name in arguments)
     keys = re.findall(r"'([a-z_]+(?:\.\w+)*)=", given)
     prefix = "mixture." if words[0] == "mixtures" else ""

@@ -81,8 +81,8 @@ def check_page(text: str) -> None:
     parser.feed(text)
     assert parser.open == [] and not parser.tags & {"img", "link", "iframe", "object", "base"}
     scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
-    hashed = [b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts]
-    assert all(f"script-src 'sha256-{each}'" in text for each in hashed) and len(scripts) < 2
+    hashed = [b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert all(f"script-src 'sha256-{item}'" in text for item in hashed) and len(scripts) < 2
     assert "default-src 'none'" in text
     bare = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"(?:src|href)=|url\(|@import", bare), "the page loads other files"
@@ -90,17 +90,17 @@ def check_page(text: str) -> None:
 
 def drawn_data(text: str) -> dict[str, Any]:
     """Return the data of a page's curves."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
+    result = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert result is not None
+    data: dict[str, Any] = json.loads(result[1])
     return data
 
 
 def curve(part: dict[str, Any], name: str, place: int = 0) -> list[float]:
     """Return the means of a curve, or its least (1) or greatest (2) values."""
     values = part["curves"][name]
-    found: list[float] = np.frombuffer(b64decode(values[place % len(values)]), "<f4").tolist()
-    return found
+    result: list[float] = np.frombuffer(b64decode(values[place % len(values)]), "<f4").tolist()
+    return result
 
 
 def rewrite(file: Path, change: Any) -> None:

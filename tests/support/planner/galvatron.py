@@ -165,7 +165,7 @@ class Galvatron:
         shares = [1.0] if pp == 1 else [0.5, 0.5]
         place = "off" if pp == 1 else "on_first"
         states = self.other[place]["model_states"][str(k)] / 4
-        found = [0.0] * pp
+        result = [0.0] * pp
         for number, share in zip((0, -1), shares, strict=False):
             forward = rows / point.least_tp * self.ends * share
             factors = (0.5, 0.0) if point.shard_embedding else (0.0, 0.0)
@@ -173,8 +173,8 @@ class Galvatron:
             for compute, factor in zip((forward, BACKWARD * forward), factors, strict=True):
                 message, longer = states * rate * factor, compute * slower
                 both += max(message, message + (longer - message) / slower)
-            found[number] = (both + tensor * (2 if pp == 1 else 1)) / 1e3
-        return tuple(found)
+            result[number] = (both + tensor * (2 if pp == 1 else 1)) / 1e3
+        return tuple(result)
 
     def rows(self, point: Point) -> int:
         """Return the rows of a micro-batch of the ranks with the least tensor degree."""
@@ -186,7 +186,7 @@ class Galvatron:
         ends = (0, *cuts, len(layers))
         times = [self.times(point, layer) for layer in layers]
         reduce, compute = (
-            [sum(each[n] for each in times[a:b]) for a, b in pairwise(ends)] for n in (1, 2)
+            [sum(time[n] for time in times[a:b]) for a, b in pairwise(ends)] for n in (1, 2)
         )
         compute = [a + b for a, b in zip(compute, self.of_ends(point), strict=True)]
         pp, m = point.pp, self.micro
@@ -220,7 +220,7 @@ class Galvatron:
         k, pp = point.vocabulary_tp, point.pp
         ratio = self.ratio(GPUS // pp // k, zero3=point.shard_embedding)
         rows = self.batch * k / (GPUS // pp) / self.micro
-        found = [0.0] * pp
+        result = [0.0] * pp
         for place, number, alive in (
             [("off", 0, 1)] if pp == 1 else [("on_first", 0, pp), ("on_last", -1, 1)]
         ):
@@ -229,9 +229,11 @@ class Galvatron:
                 kept = 2 / 3 * kept + 1 / 3 * kept / self.longest * self.length
             if place == "on_last":
                 kept = kept / self.longest * self.length
-            found[number] += self.other[place]["model_states"][str(k)] * ratio + kept * rows * alive
+            result[number] += (
+                self.other[place]["model_states"][str(k)] * ratio + kept * rows * alive
+            )
         buffer = self.rows(point) / point.least_tp * point.most_tp * self.width * self.length
-        return [math.ceil(each + CONTEXT) + int(buffer * 4 / 2**20 / 2) for each in found]
+        return [math.ceil(item + CONTEXT) + int(buffer * 4 / 2**20 / 2) for item in result]
 
     def fits(self, point: Point, cuts: Sequence[int], layers: Sequence[Layer]) -> bool:
         """True if each stage fits by its rounding: whole MB of each layer."""

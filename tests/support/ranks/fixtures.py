@@ -69,9 +69,9 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
         @functools.cache
         def pool(size: int) -> Ranks:
-            made = Ranks(size, LAYOUTS)
-            stack.callback(made.stop)
-            return made
+            result = Ranks(size, LAYOUTS)
+            stack.callback(result.stop)
+            return result
 
         yield pool
 
@@ -137,7 +137,7 @@ class Trainer:
             for rank, words in enumerate(words_of)
         ]
         done = [command.wait() for command in commands]
-        return [(each.returncode, each.stderr) for each in done]
+        return [(item.returncode, item.stderr) for item in done]
 
     def start(self, *words: str, out: Path | None = None) -> subprocess.Popen[bytes]:
         """Start the command in its own process group, so that all of it can be killed."""

@@ -76,7 +76,7 @@ def _become(
         sys.path.insert(0, str(plugin.parent))
         importlib.import_module(plugin.stem)
     with NOTHING.open() as nothing, stdout.open("w") as out, stderr.open("w") as err:
-        become(command, environment, folder, [each.fileno() for each in (nothing, out, err)])
+        become(command, environment, folder, [item.fileno() for item in (nothing, out, err)])
 
 
 def become(

@@ -111,7 +111,7 @@ def _answer(asking: socket.socket) -> int:
     words, variables = texts[: int(count)], texts[int(count) :]
     if (command := os.fork()) == 0:
         asking.close()
-        environment = dict(each.split("=", 1) for each in variables)
+        environment = dict(variable.split("=", 1) for variable in variables)
         with forked.ended():
             _become([MODULES[name], *words], environment, Path(folder), streams)
     for stream in streams:

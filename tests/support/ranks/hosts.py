@@ -44,10 +44,10 @@ class Host:
 
     @property
     def processes(self) -> list[int]:
-        found = subprocess.run(
+        result = subprocess.run(
             ["ip", "netns", "pids", self.space], capture_output=True, text=True, check=True
         )
-        return [int(word) for word in found.stdout.split()]
+        return [int(word) for word in result.stdout.split()]
 
     def kill(self) -> None:
         """Kill every process of the machine, as a loss of power does."""
@@ -79,7 +79,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         for host in hosts:
             _ip("netns", "add", host.space)
             host.settings.mkdir(parents=True)
-            lines = ["127.0.0.1 localhost", *(f"{each.address} {each.name}" for each in hosts)]
+            lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
             (host.settings / "hosts").write_text("\n".join(lines) + "\n")
         one, other = hosts
         pair = ("type", "veth", "peer", "name", other.link, "netns", other.space)
@@ -102,7 +102,7 @@ def can_make_hosts() -> bool:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return False
     space = f"headrace-{os.getpid()}-try"
-    made = subprocess.run(["ip", "netns", "add", space], capture_output=True).returncode == 0
-    if made:
+    result = subprocess.run(["ip", "netns", "add", space], capture_output=True).returncode == 0
+    if result:
         subprocess.run(["ip", "netns", "del", space], check=True)
-    return made
+    return result

@@ -333,7 +333,7 @@ def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
             context_size=axis.size,
         )
         for batches in loader:
-            yield [replace(each, weights=weights_of(each.targets)) for each in batches]
+            yield [replace(batch, weights=weights_of(batch.targets)) for batch in batches]
 
     options = LoopOptions(micro_batch_tokens=16 // cp, seed=1)
     loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, hooks=[kept])
@@ -357,12 +357,12 @@ def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> di
     squares = team.Team({"square": square, "fail": fail}, workers=workers)
 
     def act() -> tuple[list[list[int]], str, list[list[int]]]:
-        found, failure = squares.map_batches("square", batches, "", ""), ""
+        result, failure = squares.map_batches("square", batches, "", ""), ""
         try:
             squares.map_batches("fail", [[1], [2]], "", "")
         except RunError as error:
             failure = error.message
-        return found, failure, squares.map_batches("square", [[9]], "", "")
+        return result, failure, squares.map_batches("square", [[9]], "", "")
 
     with mock.patch.object(team, "ROUND", 3):
         return {"found": squares.lead(act), "computed": computed}

@@ -38,7 +38,7 @@ def averages(
     """Train each layout with a moving average, and load its checkpoints into all layouts before it.
     Return what tests expect to be true, and the distance to an average of whole tensors."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     saved: dict[str, dict[str, torch.Tensor]] = {}
     for layout in layouts:
         parallel = place(layout, model)
@@ -66,11 +66,13 @@ def averages(
         for source in saved:
             place_of = folder / source / store.name(STEPS)
             saver.load(place_of, engine.fragments(), parallel.checkpoint)
-            found.setdefault(layout, {})[source] = _equal(gathered(engine, parallel), saved[source])
+            result.setdefault(layout, {})[source] = _equal(
+                gathered(engine, parallel), saved[source]
+            )
         without = folder / layout / store.name(STEPS + 1)
         saver.load(without, engine.fragments(), parallel.checkpoint)
         begun = gathered(engine, parallel)
-        found[layout] |= {
+        result[layout] |= {
             "averages": sorted(there) == sorted(own) and bool(there or not parallel.first),
             "the step is as without one": results == expected
             and all(torch.equal(before[key], other[key]) for key in other),
@@ -79,8 +81,8 @@ def averages(
             "moved": not _equal(weights(before), there) or not parallel.first,
         }
         apart = [float((there[name] - own[name]).abs().max()) for name in own]
-        found[layout]["distance"] = max(apart, default=0.0)
-    return found
+        result[layout]["distance"] = max(apart, default=0.0)
+    return result
 
 
 def _skip(engine: Any, parallel: Any, work: Any) -> None:

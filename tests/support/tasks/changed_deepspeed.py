@@ -54,12 +54,12 @@ CHANGES: dict[str, Callable[[], Any]] = {
 
 def answers(start: Callable[[], Any]) -> dict[str, str]:
     """Start an engine under each change. Return its errors, or "starts"."""
-    found = {}
+    result = {}
     for change, patched in CHANGES.items():
         with patched():
             try:
                 start()
-                found[change] = "starts"
+                result[change] = "starts"
             except MissingError as error:
-                found[change] = str(error)
-    return found
+                result[change] = str(error)
+    return result

@@ -57,15 +57,15 @@ def build(name: str, precision: str, *, frozen: bool) -> Engine:
 
 def whole(engine: Engine) -> dict[str, torch.Tensor]:
     """Return the masters, each whole."""
-    found = {
+    result = {
         name: torch.zeros_like(each) for name, each in dict(initial_weights(config(), 3)).items()
     }
     for each in masters(engine.fragments()):
         if each.writes:
-            each.give(found[each.parameter])
-    for name in sorted(found):
-        dist.all_reduce(found[name])
-    return found
+            each.give(result[each.parameter])
+    for name in sorted(result):
+        dist.all_reduce(result[name])
+    return result
 
 
 def step(name: str, precision: str, *, frozen: bool) -> dict[str, Any]:
@@ -78,20 +78,20 @@ def step(name: str, precision: str, *, frozen: bool) -> dict[str, Any]:
     rounded = all(torch.equal(w, before[n].to(w.dtype)) for n, w in held.weights.items())
     sums = engine(*(part[rank : rank + 1] for part in batch()), None)
     engine.backward(sums.total / 32, last=True)
-    counted = {each.parameter for each in engine.gradients()}
+    counted = {gradient.parameter for gradient in engine.gradients()}
     norm = update(engine, 0.01).grad_norm
     after = whole(engine)
     states: dict[str, set[str]] = {}
-    for each in engine.fragments():
-        states.setdefault(each.parameter, set()).add(each.kind)
+    for fragment in engine.fragments():
+        states.setdefault(fragment.parameter, set()).add(fragment.kind)
     return {
         "norm": norm,
-        "changed": {each for each in after if not torch.equal(after[each], before[each])},
+        "changed": {item for item in after if not torch.equal(after[item], before[item])},
         "counted": counted,
         "states": states,
         "rounded": rounded,
-        "weights": sum(each.nbytes for each in held.weights.values()),
-        "masters": sum(each.nbytes for each in held.masters.values()),
+        "weights": sum(weight.nbytes for weight in held.weights.values()),
+        "masters": sum(master.nbytes for master in held.masters.values()),
     }
 
 

@@ -21,7 +21,7 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
     """Save the whole gradient of a step for each layout, from the shards of all ranks that write.
     Return the norm that the optimizer step computes."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    found = {}
+    result = {}
     for layout in layouts:
         engine = work.make_engine(layout, parallel := place(layout, model), model=model)
         seen: list[Any] = []
@@ -31,14 +31,14 @@ def shards_of_gradients(folder: Path, layouts: list[str], model: str) -> dict[st
             return NORM_OF(gradients, device)
 
         with mock.patch.object(steps_of, "squared_norm", keep):
-            [[_, found[layout]]] = work.train(engine, parallel, 0, 1)
+            [[_, result[layout]]] = work.train(engine, parallel, 0, 1)
         everyone: list[Any] = [None] * parallel.world
         dist.all_gather_object(everyone, seen, group=parallel.control)
         whole: dict[str, torch.Tensor] = {}
-        for name, shard, start, data, writes in (each for held in everyone for each in held):
+        for name, shard, start, data, writes in (item for held in everyone for item in held):
             flat = whole.setdefault(name, torch.zeros(shard.shape)).view(-1)
             # A range that two ranks wrote would be counted twice.
             flat[numbered(shard)[start : start + data.numel()]] += data if writes else 0.0
         if parallel.first:
             torch.save(whole, folder / f"{layout}.gradients.pt")
-    return found
+    return result

@@ -111,7 +111,9 @@ def measured_as(name: str) -> str:
 
 def whole_weights(engine: Any) -> int:
     """Return the bytes of the weights that FSDP2 has gathered, or gathers ahead, at this moment."""
-    states = [each._get_fsdp_state() for each in engine.objective.modules() if is_sharded(each)]
+    states = [
+        module._get_fsdp_state() for module in engine.objective.modules() if is_sharded(module)
+    ]
     return sum(
         parameter._orig_size.numel() * (parameter.param_dtype or torch.float32).itemsize
         for group in (group for state in states for group in state._fsdp_param_groups)

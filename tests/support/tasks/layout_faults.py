@@ -33,9 +33,9 @@ def mixed(parallel: Parallel) -> Iterator[None]:
     """Gradients of different experts are summed."""
 
     def wrong(gradients: Sequence[Fragment]) -> None:
-        for each in gradients:
-            if each.shard.experts:
-                dist.all_reduce(each.data, group=parallel.axes.experts.group)
+        for gradient in gradients:
+            if gradient.shard.experts:
+                dist.all_reduce(gradient.data, group=parallel.axes.experts.group)
         sum_copies(gradients)
 
     with mock.patch.object(steps_of, "sum_copies", wrong):

@@ -182,7 +182,7 @@ def train(
             part = (tensor[rows][:, ours] for tensor in (tokens, targets, weights))
             batches.append(Batch(*part, torch.cat([ends[:1], cuts, ends[1:]])))
         losses = run_passes(engine, parallel, batches, divisor)
-        loss = torch.stack([each.sum().double() for each in losses]).sum()
+        loss = torch.stack([loss.sum().double() for loss in losses]).sum()
         dist.all_reduce(loss, group=parallel.control)
         result = update(engine, LR)
         assert result.applied
@@ -194,15 +194,15 @@ def collectives(
     folder: Path, layouts: list[str], model: str = "tiny", **options: Any
 ) -> dict[str, dict[str, list[int]]]:
     """Return calls and bytes of the collectives that rank 0 makes in a second step, by kind."""
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         engine = make_engine(layout, parallel, model=model, **options)
         train(engine, parallel, 0, 1)
         with Count() as count:
             train(engine, parallel, 1, 1, at_once=1)
-        found[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
-    return found
+        result[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+    return result
 
 
 def evaluate(engine: Engine, parallel: Parallel) -> None:
@@ -218,13 +218,13 @@ def evaluate(engine: Engine, parallel: Parallel) -> None:
 
 def fp32_after_a_step(folder: Path, layouts: list[str], model: str) -> dict[str, dict[str, bool]]:
     """Return what each engine uses of the parameters that must not be rounded, after a step."""
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         engine = make_engine(layout, parallel, model=model)
         train(engine, parallel, 0, 1)
-        found[layout] = fp32_in_use(engine, parallel, partial(train, engine, parallel, 1, 1))
-    return found
+        result[layout] = fp32_in_use(engine, parallel, partial(train, engine, parallel, 1, 1))
+    return result
 
 
 def state_at(step: int) -> store.RunState:
@@ -244,18 +244,18 @@ def parity(
 ) -> dict[str, Any]:
     """Return losses and norms of each layout, and save its whole state. `fault` is one that tests
     must find (layout_faults.py)."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout, model)
         with FAULTS[fault](parallel) if fault else nullcontext():
             engine = make_engine(layout, parallel, model=model, **engine_options)
-            found[layout] = train(
+            result[layout] = train(
                 engine, parallel, 0, steps, mean_of_means=mean_of_means, at_once=at_once
             )
             whole = gathered(engine, parallel)
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
-    return found
+    return result
 
 
 def compiled(
@@ -263,7 +263,7 @@ def compiled(
 ) -> dict[str, tuple[Any, Any, int, list[str]]]:
     """Return losses and norms of two steps in each layout, run eagerly and compiled; the number of
     graphs, and the reasons of their breaks."""
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout)
         torch.compiler.reset()
@@ -273,8 +273,8 @@ def compiled(
             for how in (None, backend)
         ]
         stats, breaks = counters["stats"], counters["graph_break"]
-        found[layout] = (*both, int(stats["unique_graphs"]), list(breaks))
-    return found
+        result[layout] = (*both, int(stats["unique_graphs"]), list(breaks))
+    return result
 
 
 def scaled(folder: Path, layouts: list[str], scales: list[float]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def save_all(
     folder: Path, layouts: list[str], steps: int, model: str = "tiny", **options: Any
 ) -> dict[str, Any]:
     """Train and save in each layout; return two more steps, which a resume must repeat."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for layout in layouts:
         parallel = place(layout, model)
         engine = make_engine(layout, parallel, model=model, **options)
@@ -305,8 +305,8 @@ def save_all(
         keeper.wait()
         if parallel.first:
             torch.save(whole, folder / f"{layout}.pt")
-        found[layout] = next_steps
-    return found
+        result[layout] = next_steps
+    return result
 
 
 def load_all(
@@ -320,7 +320,7 @@ def load_all(
 ) -> dict[str, Any]:
     """Load every source into every target, which has other weights or was trained before, and has
     just evaluated them."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for target in targets:
         parallel = place(target, model)
         engine = make_engine(target, parallel, seed=99, model=model, **options)
@@ -331,17 +331,17 @@ def load_all(
             evaluate(engine, parallel)
             state = saver.load(path, engine.fragments(), parallel.checkpoint)
             engine.loaded(state.updates)
-            wanted, have = torch.load(folder / f"{source}.pt"), oracle(engine, parallel)
-            assert have.keys() == wanted.keys()
-            worst = max(float((have[k].cpu() - wanted[k]).abs().max()) for k in wanted)
+            expected, have = torch.load(folder / f"{source}.pt"), oracle(engine, parallel)
+            assert have.keys() == expected.keys()
+            worst = max(float((have[k].cpu() - expected[k]).abs().max()) for k in expected)
             for name, weight in live_weights(engine).items():
                 part = engine.objective.model.local_shards[name]
                 master = slice_local_shard(part, have[f"master.{name}"]).to(weight.dtype)
                 assert torch.equal(weight, master), f"{source} → {target}: {name} is stale"
             # One step changes the state before the next source is loaded; a resume takes two.
             further = train(engine, parallel, steps, 2 if source == target else 1)
-            found[f"{source} → {target}"] = [worst, further]
-    return found
+            result[f"{source} → {target}"] = [worst, further]
+    return result
 
 
 def left_out(
@@ -350,7 +350,7 @@ def left_out(
     """Give each engine a step with a NaN and one that is discarded, by all ranks or by one
     data-parallel rank. Return whether one was applied, whether weights and moments stay, the number
     of steps grows by one, and the next step is the same."""
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         never = train(make_engine(layout, parallel, model=model), parallel, 0, 2)
@@ -366,8 +366,8 @@ def left_out(
         after = gathered(engine, parallel)
         same = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
-        found[layout] = [applied, same, engine.updates == updates + 1, continues]
-    return found
+        result[layout] = [applied, same, engine.updates == updates + 1, continues]
+    return result
 
 
 def changed_deepspeed(folder: Path, layouts: list[str], model: str) -> dict[str, dict[str, str]]:

@@ -128,10 +128,10 @@ def fp32_in_use(engine: Engine, parallel: Parallel, run: Callable[[], object]) -
     run()
     for hook in hooks:
         hook.remove()
-    found = {}
+    result = {}
     for name, bits in used.items():
         everyone: list[Any] = [None] * parallel.data.size
         dist.all_gather_object(everyone, (bits, masters[name]), group=parallel.data.group)
-        found[name] = all(torch.equal(bits, other) for pair in everyone for other in pair)
-        found[f"{name}, rounded"] = torch.equal(bits, bits.bfloat16().float())
-    return found
+        result[name] = all(torch.equal(bits, item) for pair in everyone for item in pair)
+        result[f"{name}, rounded"] = torch.equal(bits, bits.bfloat16().float())
+    return result

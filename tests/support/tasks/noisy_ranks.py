@@ -24,7 +24,7 @@ def small_batches(
     """Return, for each layout, the rows of the small batch, the square of its gradient's norm, and
     whether the step after it is equal to the bit to one without it."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         plain = work.make_engine(layout, parallel, model=model)
@@ -43,8 +43,8 @@ def small_batches(
             results = work.train(engine, parallel, 0, 2, at_once=at_once)
         one, other = gathered(engine, parallel), gathered(plain, parallel)
         same = results == expected and all(torch.equal(one[key], other[key]) for key in other)
-        found[layout] = (seen[0].rows, float(seen[0].square), same)
-    return found
+        result[layout] = (seen[0].rows, float(seen[0].square), same)
+    return result
 
 
 def whole_square(model: str, rows: int) -> float:
@@ -61,5 +61,5 @@ def whole_square(model: str, rows: int) -> float:
         cuts = [0, *starts[0].nonzero().flatten().tolist(), tokens.shape[1]]
         documents = Documents.build(torch.tensor(cuts).unique(), tuple(tokens.shape))
         (objective(tokens, targets, weights, documents).total / divisor).backward()
-    found = [each.grad for each in objective.parameters() if each.grad is not None]
-    return sum(float(gradient.double().square().sum()) for gradient in found)
+    result = [parameter.grad for parameter in objective.parameters() if parameter.grad is not None]
+    return sum(float(gradient.double().square().sum()) for gradient in result)

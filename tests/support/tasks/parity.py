@@ -21,15 +21,17 @@ def differences(
         place.mkdir()
     arguments = {"steps": 1, "model": model}
     [[loss, norm]] = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
-    found = in_processes(4, "parity", together, layouts=layouts, **arguments, **options)
-    wanted = means(alone / f"{REFERENCE}.pt")
+    result = in_processes(4, "parity", together, layouts=layouts, **arguments, **options)
+    expected = means(alone / f"{REFERENCE}.pt")
     worst = {}
-    for layout, [[its_loss, its_norm]] in found.items():
+    for layout, [[its_loss, its_norm]] in result.items():
         have = means(together / f"{layout}.pt")
-        assert have.keys() == wanted.keys()
+        assert have.keys() == expected.keys()
         gradient = max(
-            float((have[key] - wanted[key]).abs().max() / wanted[key].abs().max().clamp(min=1e-9))
-            for key in wanted
+            float(
+                (have[key] - expected[key]).abs().max() / expected[key].abs().max().clamp(min=1e-9)
+            )
+            for key in expected
         )
         worst[layout] = (abs(its_loss - loss), abs(its_norm - norm) / norm, gradient)
     return worst

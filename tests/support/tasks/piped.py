@@ -110,15 +110,15 @@ class Plain:
 def batches(number: int, *, packed: bool, rows: int = 2) -> list[Batch]:
     """Return micro-batches with uneven weights, one row without weight, and packed documents."""
     numbers = torch.Generator().manual_seed(5)
-    found = []
+    result = []
     for index in range(number):
         tokens = torch.randint(0, 37, (rows, LENGTH + 1), generator=numbers)
         weights = torch.rand(rows, LENGTH, generator=numbers, dtype=torch.float64)
         weights[0] *= index != 1
         cuts = [0, 7, LENGTH, LENGTH + 5] if packed else [0, LENGTH]
         starts = torch.tensor([*cuts, rows * LENGTH])
-        found.append(Batch(tokens[:, :-1], tokens[:, 1:], weights, starts))
-    return found
+        result.append(Batch(tokens[:, :-1], tokens[:, 1:], weights, starts))
+    return result
 
 
 def objective_of(config: ModelConfig, recompute: Recompute = "none") -> Objective:
@@ -141,18 +141,18 @@ def exact(
     relative difference of the others; and whether the losses of all rows are equal to the bit, in
     training and in an evaluation.
     """
-    found = {}
+    result = {}
     for name, words, number in cases:
         config, parallel = config_of(name), groups(words, name)
         whole = objective_of(config, recompute)
-        wanted = []
+        expected = []
         for batch in batches(number, packed=packed):
             documents = Documents.build(
                 batch.cu_seqlens, (len(batch.tokens), batch.tokens.shape[1])
             )
             sums = whole(*batch[:3], documents)
             (sums.total / 7.0).backward()
-            wanted.append(sums.rows)
+            expected.append(sums.rows)
         ours = objective_of(config, recompute)
         keep(ours.model, parallel)
         engine: Any = Plain(ours)
@@ -163,16 +163,16 @@ def exact(
             again = execute(orders, batches(number, packed=packed), engine, parallel)
         here = compared(ours.model, dict(whole.model.named_parameters()), summed=fault != "copies")
         equal = not parallel.pipe.computes_loss or (
-            all(map(torch.equal, losses, wanted)) and all(map(torch.equal, again, wanted))
+            all(map(torch.equal, losses, expected)) and all(map(torch.equal, again, expected))
         )
         everyone: list[Any] = [None] * parallel.world
         dist.all_gather_object(everyone, (*here, equal), group=parallel.control)
-        found[f"{name} {words} {number}"] = (
-            sorted({each for differing, _, _ in everyone for each in differing}),
+        result[f"{name} {words} {number}"] = (
+            sorted({item for differing, _, _ in everyone for item in differing}),
             max(worst for _, worst, _ in everyone),
             all(same for _, _, same in everyone),
         )
-    return found
+    return result
 
 
 def compared(model: Model, wanted: dict[str, Any], *, summed: bool) -> tuple[list[str], float]:
@@ -199,7 +199,7 @@ def scaled_twice() -> Iterator[None]:
     """The term that hands gradients over multiplies them by the gradient of the loss."""
 
     def wrong(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
-        return None, *(each * gradient * 2 for each in ctx.gradients)
+        return None, *(item * gradient * 2 for item in ctx.gradients)
 
     with mock.patch.object(handed_module._AttachGradients, "backward", staticmethod(wrong)):
         yield
@@ -288,11 +288,11 @@ def second_oracle(folder: Path, name: str, number: int) -> list[str]:
     )
     schedule = Schedule1F1B(piece, number, loss_fn=loss, scale_grads=False)
     schedule.step(target=index) if stage else schedule.step(index)
-    wanted = dict(theirs.model.named_parameters())
+    expected = dict(theirs.model.named_parameters())
     differing = [
         parameter
         for parameter, tensor in ours.model.named_parameters()
-        if not _equal(tensor.grad, wanted[parameter].grad)
+        if not _equal(tensor.grad, expected[parameter].grad)
     ]
     everyone: list[Any] = [None, None]
     dist.all_gather_object(everyone, differing, group=parallel.control)

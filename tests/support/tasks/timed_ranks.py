@@ -88,7 +88,7 @@ def own_times(
     """Return, for each layout, the rank that naps for a second before its first block, and for
     each rank its own time in a step and the time of the whole step."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    shared, found = Shared(folder), {}
+    shared, result = Shared(folder), {}
     for number, layout in enumerate(layouts):
         slow = number % dist.get_world_size()
         parallel = place(layout, model)
@@ -103,5 +103,5 @@ def own_times(
             lap = own.lap()
             pairs: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(pairs, (lap.seconds(), lap.end - lap.begin))
-        found[layout] = slow, pairs
-    return found
+        result[layout] = slow, pairs
+    return result

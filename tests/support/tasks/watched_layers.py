@@ -50,7 +50,7 @@ def norms_of(
     from the whole state before and after it; and results and weights beside those of an engine
     without them (True: equal to the bit)."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         with FAULTS[fault](parallel) if fault else nullcontext():
@@ -70,8 +70,8 @@ def norms_of(
             after, other = gathered(engine, parallel), gathered(plain, parallel)
         same = second == results[1:] and all(torch.equal(after[k], other[k]) for k in other)
         own = {layer: tuple(each) for layer, each in norms_by_layer(layers, seen[0][1:]).items()}
-        found[layout] = (own, whole_norms(before, after), (same, second[0][1]))
-    return found
+        result[layout] = (own, whole_norms(before, after), (same, second[0][1]))
+    return result
 
 
 def whole_norms(before: Any, after: Any) -> dict[str, tuple[float, float]]:
@@ -89,7 +89,7 @@ def forward_signals(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return the signals of a step's forward passes by layer, in each layout."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout, model)
         engine = work.make_engine(layout, parallel, model=model, recompute=recompute)
@@ -98,8 +98,8 @@ def forward_signals(
         )
         work.train(engine, parallel, 0, 1)
         dist.all_reduce(watch.sums)
-        found[layout] = {layer: own.entry() for layer, own in watch.outputs(watch.sums).items()}
-    return found
+        result[layout] = {layer: own.entry() for layer, own in watch.outputs(watch.sums).items()}
+    return result
 
 
 def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, float]]:
@@ -123,7 +123,7 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
         cuts = torch.unique(ends)
         one = tokens[row : row + 1]
         model(one, Documents.build(cuts, tuple(one.shape)))
-    found: dict[str, dict[str, float]] = {
+    result: dict[str, dict[str, float]] = {
         name: {"activation_rms": float(torch.cat(each).detach().double().square().mean().sqrt())}
         for name, each in outputs.items()
     }
@@ -133,22 +133,22 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
         shares = [count / len(chosen) for count in Counter(chosen).values()]
         entropy = -sum(share * math.log(share) for share in shares) / math.log(options.experts)
         layer = ".".join(name.split(".")[:2])
-        found[layer] |= {"expert_max": max(shares) * options.experts, "expert_entropy": entropy}
-    return found
+        result[layer] |= {"expert_max": max(shares) * options.experts, "expert_entropy": entropy}
+    return result
 
 
 def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int]]:
     """Return, for each layout, the bytes that a watched step copies on the rank with the most, and
     those that the memory accounting counts."""
     work: Any = import_module("work")
-    found = {}
+    result = {}
     for layout in layouts:
         parallel = place(layout)
         engine = work.make_engine(layout, parallel)
         names = layer_names(engine.objective.model.config)
         gradients = masters(engine.fragments())  # of the same parameters
         squares = LayerSquares(engine, names, gradients)
-        copied = [torch.tensor(sum(each.nbytes for each in squares.weights_before))] * 2
+        copied = [torch.tensor(sum(item.nbytes for item in squares.weights_before))] * 2
         dist.all_reduce(copied[0], op=dist.ReduceOp.MAX)
         config = work.engine_config(layout).for_ranks(parallel.data.size)
         precision = PRECISIONS[layout.split("-")[2]]
@@ -165,5 +165,5 @@ def copied_masters(folder: Path, layouts: list[str]) -> dict[str, tuple[int, int
         plain.update.side_effect = lambda level: level.end_moment("update", None, 0)
         events.update(level)
         assert level.total == 0, "the copy is free after the step"
-        found[layout] = (int(copied[0]), sum(level.moments[0].high.values()))
-    return found
+        result[layout] = (int(copied[0]), sum(level.moments[0].high.values()))
+    return result

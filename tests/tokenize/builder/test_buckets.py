@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {"shuffle": 3, "shard_size": 5_000, "shuffle_memory": 
 
 
 def documents(out: Path) -> list[str]:
-    return [repr(one) for one in read_dataset(out)]
+    return [repr(item) for item in read_dataset(out)]
 
 
 @pytest.mark.parametrize(

@@ -27,17 +27,17 @@ def test_a_dataset_has_every_document_with_its_origin(
     corpus: Path, run_build: Run, format: str
 ) -> None:
     out = run_build(corpus, format=format, source=BY_NAME)
-    found = read_dataset(out)
+    result = read_dataset(out)
     expected = []
     for number, count in enumerate((200, 3, 40, 1)):
         file = corpus / f"{number}.jsonl"
         for line, text in enumerate(texts(count, seed=number)):
             expected.append((str(file), line, f"{file.name}#{line}", text))
-    assert [(o.file, o.position, o.id, text) for o, text, _ in found] == expected
-    made = manifest.load(str(out))
-    assert made.documents == 244
-    assert made.generations[0].shards > 3
-    assert made.generations[0].provenance["counts"]["documents read"] == 244
+    assert [(o.file, o.position, o.id, text) for o, text, _ in result] == expected
+    output = manifest.load(str(out))
+    assert output.documents == 244
+    assert output.generations[0].shards > 3
+    assert output.generations[0].provenance["counts"]["documents read"] == 244
     assert not (out / "work").exists()
 
 
@@ -107,9 +107,9 @@ def test_shuffle_is_a_permutation_that_depends_on_the_seed(corpus: Path, run_bui
     plain = read_dataset(run_build(corpus, out="plain", source=BY_NAME))
     orders = []
     for out, seed in (("a", 1), ("b", 1), ("c", 2)):
-        found = read_dataset(run_build(corpus, out=out, shuffle=seed, source=BY_NAME))
-        assert sorted(map(repr, found)) == sorted(map(repr, plain))
-        orders.append([repr(origin) for origin, _, _ in found])
+        result = read_dataset(run_build(corpus, out=out, shuffle=seed, source=BY_NAME))
+        assert sorted(map(repr, result)) == sorted(map(repr, plain))
+        orders.append([repr(origin) for origin, _, _ in result])
     assert orders[0] == orders[1] != orders[2]
     places = {repr(origin): number for number, (origin, _, _) in enumerate(plain)}
     ranks = [places[name] for name in orders[0]]
@@ -137,8 +137,8 @@ def test_deduplication_keeps_the_first_of_equal_documents(tmp_path: Path, run_bu
     write_jsonl(tmp_path / "c" / "a.jsonl", ["one", "two", "one", "three "])
     write_jsonl(tmp_path / "c" / "b.jsonl", ["two", "three", "four", "one"])
     out = run_build(tmp_path / "c", dedup="exact", slice_size=50)
-    found = [(Path(origin.file).name, text) for origin, text, _ in read_dataset(out)]
-    assert found == [
+    result = [(Path(origin.file).name, text) for origin, text, _ in read_dataset(out)]
+    assert result == [
         *(("a.jsonl", text) for text in ("one", "two", "three ")),
         *(("b.jsonl", text) for text in ("three", "four")),
     ]
@@ -149,9 +149,9 @@ def test_deduplication_keeps_the_first_of_equal_documents(tmp_path: Path, run_bu
 def test_long_documents_are_split_at_token_counts(tmp_path: Path, run_build: Run) -> None:
     file = write_jsonl(tmp_path / "a.jsonl", ["abcdefghij", "klm", "nop"])
     out = run_build(file, max_document_tokens=4)
-    found = read_dataset(out)
-    assert [text for _, text, _ in found] == ["abc", "def", "ghi", "j", "klm", "nop"]
-    assert [origin.position for origin, _, _ in found] == [0, 0, 0, 0, 1, 2]
+    result = read_dataset(out)
+    assert [text for _, text, _ in result] == ["abc", "def", "ghi", "j", "klm", "nop"]
+    assert [origin.position for origin, _, _ in result] == [0, 0, 0, 0, 1, 2]
     counts = manifest.load(str(out)).generations[0].provenance["counts"]
     assert counts["documents that were split"] == 1
 

@@ -33,16 +33,17 @@ ALPHABET = "abc DE\n.,'-éßΣς\u0301\u2019\u2026\u00a0水車がか\u3099，½�
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text, character by character."""
-    made = ""
+    result = ""
     for character in unicodedata.normalize("NFKC", text):
         small = next(
-            (one for one in (character.casefold(), character.lower()) if len(one) == 1), character
+            (item for item in (character.casefold(), character.lower()) if len(item) == 1),
+            character,
         )
         if character.isspace():
-            made += " "
+            result += " "
         elif unicodedata.category(character)[0] in "LMN" and character != "\ufe0f":
-            made += f" {small} " if character in "水車がか\u3099" else small
-    return made.split()
+            result += f" {small} " if character in "水車がか\u3099" else small
+    return result.split()
 
 
 def ngrams_of(texts: Sequence[str], n: int) -> set[tuple[str, ...]]:
@@ -84,7 +85,7 @@ def test_hits_are_the_n_grams_of_sets(
         with pytest.raises(InputError, match=r"no text|fewer than"):
             read_evaluations(config)
         return
-    found = {
+    result = {
         (hit.text, hit.word): tuple(words_of(texts[hit.text])[hit.word : hit.word + n])
         for hit in read_evaluations(config).ngrams.find(texts)
     }
@@ -94,7 +95,7 @@ def test_hits_are_the_n_grams_of_sets(
         for word in range(len(words) - n + 1)
         if (run := tuple(words[word : word + n])) in known
     }
-    assert found == expected
+    assert result == expected
 
 
 VOCABULARY = [f"{letter}{number}" for letter in "abcdefg" for number in range(40)]
@@ -170,12 +171,12 @@ def test_documents_with_an_n_gram_are_dropped(
     assert counts["documents read"] == 120
     for name, hits in hit.items():
         assert counts[f"contaminated by {evals / name}"] == sum(hits) > 0
-    (made,) = manifest.load(str(out)).generations
-    assert [(e["name"], e["documents"], e["short"]) for e in made.provenance["evaluations"]] == [
+    (result,) = manifest.load(str(out)).generations
+    assert [(e["name"], e["documents"], e["short"]) for e in result.provenance["evaluations"]] == [
         (str(evals / "bodies.parquet"), 10, 0),
         (str(evals / "questions.jsonl.gz"), 20, 0),
     ]
-    assert len([note for note in made.provenance["notes"] if "contaminated" in note]) == 12
+    assert len([note for note in result.provenance["notes"] if "contaminated" in note]) == 12
 
 
 def test_n_grams_are_cut_out_with_what_is_around_them(

@@ -35,5 +35,5 @@ def test_the_first_of_equal_documents_is_kept(tmp_path: Path, part: int) -> None
     kept = dedup.find_duplicates(job, tasks, [digest("old")], sort_bytes=part)
     assert [drops.tolist() for drops in kept.drops] == [[2], [1, 2, 4]]
     data = b"".join(kept.digests)
-    found = {data[k : k + dedup.DIGEST_BYTES] for k in range(0, len(data), dedup.DIGEST_BYTES)}
-    assert found == set(map(digest, "abcd"))
+    result = {data[k : k + dedup.DIGEST_BYTES] for k in range(0, len(data), dedup.DIGEST_BYTES)}
+    assert result == set(map(digest, "abcd"))

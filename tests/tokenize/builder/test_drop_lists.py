@@ -270,6 +270,6 @@ def test_a_build_takes_the_list_of_a_search_that_found_nothing(
     pytest.importorskip("rensa")
     corpus = write_jsonl(tmp_path / "a.jsonl", ["one", "two", "three"])
     out = str(tmp_path / "drop.parquet")
-    found = find_neardups(NeardupConfig(inputs=(str(corpus),), out=out, engine=ONE))
-    assert found.duplicates == 0
+    result = find_neardups(NeardupConfig(inputs=(str(corpus),), out=out, engine=ONE))
+    assert result.duplicates == 0
     assert len(read_dataset(run_build(corpus, drop=(out,)))) == 3

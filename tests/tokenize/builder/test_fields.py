@@ -202,10 +202,12 @@ def test_a_field_of_another_type_is_a_bad_record(
         run_build(path, source=keep(f"score:{type}"))
     assert caught.value.where == f"{path}, line 3"
     out = run_build(path, source=keep(f"score:{type}"), on_error="skip", out="skipped")
-    made = manifest.load(str(out)).generations[0]
-    assert made.documents == 3
-    assert sum(n for name, n in made.provenance["counts"].items() if name.startswith("bad: ")) == 1
-    assert re.search(message, made.provenance["problems"][0])
+    result = manifest.load(str(out)).generations[0]
+    assert result.documents == 3
+    assert (
+        sum(n for name, n in result.provenance["counts"].items() if name.startswith("bad: ")) == 1
+    )
+    assert re.search(message, result.provenance["problems"][0])
 
 
 def test_wrong_columns_are_named(tmp_path: Path, run_build: Run) -> None:

@@ -104,9 +104,9 @@ def test_the_ids_are_those_of_the_naive_rule_and_can_be_inverted(
     def encode(text: str) -> list[int]:
         return tokenizer.encode([text]).tokens[:-1].tolist() if text else []
 
-    found = rearranged(tokenizer, config, words)
-    assert found == [naive(word, config, encode, ids) for word in words]
-    for word, document in zip(words, found, strict=True):
+    result = rearranged(tokenizer, config, words)
+    assert result == [naive(word, config, encode, ids) for word in words]
+    for word, document in zip(words, result, strict=True):
         if not any(name in word for name in SPECIAL) and "\0" not in word:
             shown = tokenizer.decode(document[:-1])
             if kind == "byte" or "\N{REPLACEMENT CHARACTER}" not in shown:
@@ -116,8 +116,8 @@ def test_the_ids_are_those_of_the_naive_rule_and_can_be_inverted(
 def test_a_sentinel_in_a_text_stays_text(tokenizers: dict[str, Tokenizer]) -> None:
     for tokenizer in tokenizers.values():
         sentinels = {tokenizer.special[name].id for name in NAMES}
-        [found] = rearranged(tokenizer, FimConfig(rate=1, sentinels=NAMES), ["<SUF><MID>" * 9])
-        assert sum(id in sentinels for id in found) == 4
+        [result] = rearranged(tokenizer, FimConfig(rate=1, sentinels=NAMES), ["<SUF><MID>" * 9])
+        assert sum(id in sentinels for id in result) == 4
 
 
 def within(found: int, total: int, share: float) -> bool:
@@ -174,9 +174,11 @@ def test_workers_resumes_and_the_naive_rule_give_one_dataset(
             assert after == naive(text, fim, lambda t: list(t.encode()), ids)
             changed += before != after
     counts = manifest.load(str(out / "val")).generations[0].provenance["counts"]
-    found = {order: counts[f"fill-in-the-middle: {order}"] for order in ("PSM", "SPM", "too short")}
-    assert found["PSM"] + found["SPM"] == changed > 150
-    assert within(found["too short"], 40, 0.9)
+    result = {
+        order: counts[f"fill-in-the-middle: {order}"] for order in ("PSM", "SPM", "too short")
+    }
+    assert result["PSM"] + result["SPM"] == changed > 150
+    assert within(result["too short"], 40, 0.9)
 
 
 def test_counts_of_a_resumed_task_cover_its_finished_shards(

@@ -51,10 +51,10 @@ def test_each_generation_is_built_from_its_own_files(
         write_jsonl(corpus / f"{number}.jsonl", texts(20, seed=number))
         out = run_build(corpus, shuffle=1)
     assert cut == [["0.jsonl"], ["1.jsonl"], ["2.jsonl"]]
-    sizes = [made.documents for made in manifest.load(str(out)).generations]
+    sizes = [generation.documents for generation in manifest.load(str(out)).generations]
     assert sizes == [20, 20, 20]
-    found = [Path(origin.file).name for origin, _, _ in read_dataset(out)]
-    assert [set(found[k : k + 20]) for k in (0, 20, 40)] == [{f"{k}.jsonl"} for k in range(3)]
+    result = [Path(origin.file).name for origin, _, _ in read_dataset(out)]
+    assert [set(result[k : k + 20]) for k in (0, 20, 40)] == [{f"{k}.jsonl"} for k in range(3)]
 
 
 def test_duplicates_are_dropped_across_generations(tmp_path: Path, run_build: Run) -> None:
@@ -65,8 +65,8 @@ def test_duplicates_are_dropped_across_generations(tmp_path: Path, run_build: Ru
         out = run_build(*inputs, dedup="exact")
     assert [text for _, text, _ in read_dataset(out)] == ["a", "b", "c", "d", "e"]
     duplicates = [
-        made.provenance["counts"].get("duplicates", 0)
-        for made in manifest.load(str(out)).generations
+        generation.provenance["counts"].get("duplicates", 0)
+        for generation in manifest.load(str(out)).generations
     ]
     assert duplicates == [0, 3, 2]
 
@@ -136,11 +136,11 @@ def test_a_build_killed_between_manifests_is_finished_first(
     with pytest.raises(InputError, match=r"needs .*1\.jsonl again"):
         run_build(second, **options)
     out = run_build(first, second, **options)
-    found = []
+    result = []
     for name in ("train", "test", "val"):
         assert len(manifest.load(str(out / name)).generations) == 2
-        found += [text for _, text, _ in read_dataset(out / name)]
-    assert len(found) == len(set(found)) == 120
+        result += [text for _, text, _ in read_dataset(out / name)]
+    assert len(result) == len(set(result)) == 120
 
 
 def test_a_change_of_a_few_bytes_is_noticed(tmp_path: Path, run_build: Run) -> None:

@@ -70,7 +70,7 @@ def test_a_lock_of_another_machine_is_watched_whatever_the_clocks_say(
     finally:
         end.set()
         thread.join()
-    assert [one.name for one in folder.iterdir()] == ["0.json"]
+    assert [item.name for item in folder.iterdir()] == ["0.json"]
     start = time.monotonic()
     with BuildLock(str(folder), times):
         assert not path.exists()

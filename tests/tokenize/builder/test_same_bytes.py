@@ -60,7 +60,7 @@ def test_a_build_keeps_its_hash(name: str, tmp_path: Path, monkeypatch: pytest.M
         engine=ONE,
         **options,
     )
-    (made, *_) = build(config).values()
-    text = json.dumps(made.settings, sort_keys=True)
-    assert (made.hash, hashlib.sha256(text.encode()).hexdigest()) == RECORDED[name]
-    assert manifest.load("out/train" if "splits" in options else "out") == made
+    (result, *_) = build(config).values()
+    text = json.dumps(result.settings, sort_keys=True)
+    assert (result.hash, hashlib.sha256(text.encode()).hexdigest()) == RECORDED[name]
+    assert manifest.load("out/train" if "splits" in options else "out") == result

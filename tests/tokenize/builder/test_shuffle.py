@@ -48,9 +48,9 @@ def test_keys_are_uniform() -> None:
 
 def places(out: Path, size: int) -> list[int]:
     """Return the new order of the pieces of a document, which are numbered in its text."""
-    found = [text for _, text, _ in read_dataset(out) if text.startswith("long")]
-    assert len(found) == size
-    return [int(text.removeprefix("long")) for text in found]
+    result = [text for _, text, _ in read_dataset(out) if text.startswith("long")]
+    assert len(result) == size
+    return [int(text.removeprefix("long")) for text in result]
 
 
 def disorder(order: list[int]) -> float:
@@ -107,7 +107,7 @@ def test_documents_are_ordered_by_key(corpus: Path, run_build: Run) -> None:
         position=np.array([origin.position for origin, _, _ in plain], np.int64),
     )
     order = np.argsort(hash_documents(held, 11), kind="stable")
-    assert [repr(one) for one in read_dataset(out)] == [repr(plain[k]) for k in order]
+    assert [repr(item) for item in read_dataset(out)] == [repr(plain[k]) for k in order]
 
 
 def test_a_gather_task_reads_one_shard_only(
@@ -118,9 +118,9 @@ def test_a_gather_task_reads_one_shard_only(
     sizes: list[int] = []
 
     def counting(*args: Any) -> ShardDocuments:
-        found = read(*args)
-        sizes.append(found.size)
-        return found
+        result = read(*args)
+        sizes.append(result.size)
+        return result
 
     monkeypatch.setattr(shuffle, "read_documents", counting)
     out = run_build(corpus, shuffle=2)

@@ -84,10 +84,10 @@ def chat(source: str, tokenizer: Tokenizer, **options: Any) -> Chat:
 def encoded(rule: Chat, tokenizer: Tokenizer, records: list[Any]) -> list[list[tuple[int, int]]]:
     """Return the ids of each record, and 1 for those that are learnt."""
     pairs = [rule.read(record) for record in records]
-    found = marks.encode(tokenizer, [text for text, _ in pairs], [mark for _, mark in pairs])
-    assert found.weights is not None
-    both = list(zip(found.tokens.tolist(), (1 - found.weights).tolist(), strict=True))
-    return [both[a:b] for a, b in pairwise(found.starts.tolist())]
+    result = marks.encode(tokenizer, [text for text, _ in pairs], [mark for _, mark in pairs])
+    assert result.weights is not None
+    both = list(zip(result.tokens.tolist(), (1 - result.weights).tolist(), strict=True))
+    return [both[a:b] for a, b in pairwise(result.starts.tolist())]
 
 
 def turns(content: Any) -> Any:
@@ -122,9 +122,9 @@ def test_ids_and_mask_are_those_of_transformers(
     theirs = PreTrainedTokenizerFast(
         tokenizer_object=library, bos_token="<|begin_of_text|>", eos_token=SPECIAL[0]
     )
-    found = encoded(chat(source, ours), ours, [{"messages": messages} for messages in batch])
+    result = encoded(chat(source, ours), ours, [{"messages": messages} for messages in batch])
     end = ours.info.end_of_document
-    for messages, document in zip(batch, found, strict=True):
+    for messages, document in zip(batch, result, strict=True):
         expected = theirs.apply_chat_template(
             messages,
             chat_template=source,
@@ -149,8 +149,8 @@ def test_a_template_without_generation_blocks_learns_the_same(template: str, tur
     source = source_of(template)
     assert "generation %}" not in without_generation(source)
     record = [{"messages": turns}]
-    found = encoded(chat(without_generation(source), BYTES), BYTES, record)
-    assert found == encoded(chat(source, BYTES), BYTES, record)
+    result = encoded(chat(without_generation(source), BYTES), BYTES, record)
+    assert result == encoded(chat(source, BYTES), BYTES, record)
 
 
 @given(
@@ -205,8 +205,8 @@ def test_a_word_of_a_record_completes_no_special_token() -> None:
 
     def names(role: str, content: str, source: str = COMPOSED) -> tuple[str, list[str]]:
         rule = chat(source, tokenizer, learn="all")
-        text, found = rule.read({"messages": [{"role": role, "content": content}]})
-        return text, [text[a:b] for a, b, _ in found.special]
+        text, result = rule.read({"messages": [{"role": role, "content": content}]})
+        return text, [text[a:b] for a, b, _ in result.special]
 
     for role in (
         "endoftext",
@@ -231,9 +231,9 @@ def test_special_tokens_are_those_that_the_template_writes_whole(role: str, cont
     tokenizer = ByteTokenizer(ByteConfig(special_tokens=("<|end|>", "<|a|>", "[S]", "<a>", "<|b")))
     source = "{{ '<|' + messages[0].role + '|>' }}[S]{{ '<' + messages[0].content + '>' }}<|end|>"
     record = {"messages": [{"role": role, "content": content}]}
-    text, found = chat(source, tokenizer, learn="all").read(record)
+    text, result = chat(source, tokenizer, learn="all").read(record)
     assert text == f"<|{role}|>[S]<{content}><|end|>"
-    assert [text[a:b] for a, b, _ in found.special] == ["[S]", "<|end|>"]
+    assert [text[a:b] for a, b, _ in result.special] == ["[S]", "<|end|>"]
 
 
 def test_an_end_that_the_template_writes_is_the_end_of_the_document() -> None:

@@ -40,14 +40,14 @@ def test_the_manifest_counts_bad_and_special_records(tmp_path: Path, run_build: 
         file.write("{\n")
     (tmp_path / "c" / "b.jsonl").touch()
     out = run_build(tmp_path / "c", on_error="skip", source=SourceConfig())
-    made = manifest.load(str(out)).generations[0]
-    assert made.provenance["counts"] == {
+    result = manifest.load(str(out)).generations[0]
+    assert result.provenance["counts"] == {
         "bad: broken JSON": 1,
         "documents read": 2,
         "empty documents": 1,
         "files without documents": 1,
         "texts that name special tokens": 1,
     }
-    assert made.provenance["problems"][0].startswith(f"{path}, line 4: broken JSON")
-    assert made.provenance["notes"] == [f"{path}, record 1: names special tokens: <|endoftext|>"]
-    assert made.tokens == len("one <|endoftext|>") + 1 + len("two") + 1
+    assert result.provenance["problems"][0].startswith(f"{path}, line 4: broken JSON")
+    assert result.provenance["notes"] == [f"{path}, record 1: names special tokens: <|endoftext|>"]
+    assert result.tokens == len("one <|endoftext|>") + 1 + len("two") + 1

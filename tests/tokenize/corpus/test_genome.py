@@ -92,7 +92,7 @@ def test_windows_cover_whole_sequences_read_in_any_pieces(
             else:
                 batches.append(Texts([piece], [number], [f"s{number}"]))
     stats = ReadStats()
-    made = [
+    result = [
         (id, text)
         for texts in Genome(config).expand("f", batches, stats)
         for id, text in zip(texts.ids or [], texts.texts, strict=True)
@@ -111,9 +111,9 @@ def test_windows_cover_whole_sequences_read_in_any_pieces(
             if both:
                 other = "".join(PAIRS[base] for base in reversed(part))
                 expected.append((f"{name}(-)", spell(other, transcribe)))
-    assert made == expected
+    assert result == expected
     assert stats.counts[DROPPED_COUNT] == dropped
-    assert count_documents_read(len(made), stats.counts) == len(sequences)
+    assert count_documents_read(len(result), stats.counts) == len(sequences)
 
 
 def spell(part: str, transcribe: str | None) -> str:

@@ -27,7 +27,7 @@ def test_files_globs_folders_and_ignored_files(tmp_path: Path) -> None:
     config = SourceConfig()
 
     def names(*inputs: str) -> list[str]:
-        files = find_files([str(tmp_path / one) for one in inputs], config)
+        files = find_files([str(tmp_path / item) for item in inputs], config)
         return [str(Path(file.name).relative_to(tmp_path)) for file in files]
 
     odd = ["odd/[1] #2*.txt", "odd/a?b=c.txt", "odd/水 \n.fa"]
@@ -56,8 +56,8 @@ def test_links_to_folders_and_special_files_are_left_out(
     (corpus / "broken.txt").symlink_to(tmp_path / "c.txt")
     (corpus / "circle").symlink_to(corpus)
     os.mkfifo(corpus / "pipe.txt")
-    found = find_files([str(corpus)], SourceConfig())
-    assert [Path(file.name).name for file in found] == ["a.txt", "link.txt"]
+    result = find_files([str(corpus)], SourceConfig())
+    assert [Path(file.name).name for file in result] == ["a.txt", "link.txt"]
     (line,) = caplog.messages
     assert "3 links to folders or special files" in line
     with pytest.raises(InputError, match="is not a regular file"):
@@ -129,14 +129,14 @@ def test_urls_of_another_file_system(tmp_path: Path) -> None:
     config = SourceConfig()
     for given_ in ("memory://corpus", "memory://corpus/*.jsonl*"):
         files = find_files([given_], config)
-        found = [
+        result = [
             text
             for file in files
             for part in corpus_format(file.format).cut(file, config, 20)
             for block in corpus_format(file.format).read(part, config)
             for text in block.texts
         ]
-        assert found == ["one", "two", "three", "four"]
+        assert result == ["one", "two", "three", "four"]
 
 
 @pytest.mark.parametrize(

@@ -171,10 +171,10 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def writing(*args: object, **options: object) -> object:
-        made = make(*args, **options)  # type: ignore[arg-type]
+        result = make(*args, **options)  # type: ignore[arg-type]
         if written == "during":
             overwrite()
-        return made
+        return result
 
     monkeypatch.setattr(build, "run_tasks", writing)
     if written == "before":

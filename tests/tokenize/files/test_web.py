@@ -55,11 +55,11 @@ class Handler(BaseHTTPRequestHandler):
             data = (self.folder / name).read_bytes()
             part, head = data, {"Content-Length": str(len(data))}
             code = 200
-            wanted = re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))
-            if mode in ("no-length", "plain", "plain-cut", "always-cut") or not wanted:
+            expected = re.match(r"bytes=(\d+)-$", self.headers.get("Range", ""))
+            if mode in ("no-length", "plain", "plain-cut", "always-cut") or not expected:
                 pass
             else:
-                start = int(wanted[1])
+                start = int(expected[1])
                 code, part = 206, data[start:]
                 total = f"bytes {start}-{len(data) - 1}/{len(data)}"
                 head = {"Content-Length": str(len(part)), "Content-Range": total}
@@ -110,9 +110,9 @@ def read(url: str) -> list[str]:
     config = SourceConfig()
     (file,) = find_files([url], config)
     parts = corpus_format(file.format).cut(file, config, 1000)
-    found = [block for part in parts for block in corpus_format(file.format).read(part, config)]
-    assert not [problem for block in found for problem in block.problems]
-    return [text for block in found for text in block.texts]
+    result = [block for part in parts for block in corpus_format(file.format).read(part, config)]
+    assert not [problem for block in result for problem in block.problems]
+    return [text for block in result for text in block.texts]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "b.jsonl.gz"])
@@ -192,7 +192,7 @@ def certificate(folder: Path) -> Path:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
     address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    made = (
+    result = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -206,7 +206,7 @@ def certificate(folder: Path) -> Path:
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     form = serialization.PrivateFormat.PKCS8
     path = folder / "certificate.pem"
-    path.write_bytes(key.private_bytes(pem, form, plain) + made.public_bytes(pem))
+    path.write_bytes(key.private_bytes(pem, form, plain) + result.public_bytes(pem))
     return path
 
 
@@ -225,6 +225,6 @@ def test_a_build_from_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         # From Python 3.12 on, a process keeps the certificates of its first request.
         monkeypatch.setattr("urllib.request._opener", None)
         build(config)
-    found = read_dataset(tmp_path / "out")
-    assert [text for _, text, _ in found] == DOCUMENTS
-    assert found[5][0].file == url
+    result = read_dataset(tmp_path / "out")
+    assert [text for _, text, _ in result] == DOCUMENTS
+    assert result[5][0].file == url

@@ -91,12 +91,12 @@ def test_pairs_are_found_as_often_as_the_curve_says(
 ) -> None:
     corpus, of = planted
     search([corpus], tmp_path / "drop.parquet", lsh=CURVE)
-    found = {record for _, record in dropped(tmp_path / "drop.parquet")}
-    assert all(record % 2 for record in found)  # no pair of documents that share nothing
+    result = {record for _, record in dropped(tmp_path / "drop.parquet")}
+    assert all(record % 2 for record in result)  # no pair of documents that share nothing
     for exact, numbers in of.items():
         p = 1 - (1 - exact**CURVE.rows) ** CURVE.bands
         assert p == pytest.approx(CURVE.probability(exact))
-        share = len(found & set(numbers)) / len(numbers)
+        share = len(result & set(numbers)) / len(numbers)
         assert abs(share - p) < 4 * math.sqrt(p * (1 - p) / len(numbers)) + 1 / len(numbers), exact
 
 
@@ -131,7 +131,7 @@ def copies(tmp_path: Path) -> list[Path]:
 
 def exact_duplicates(paths: list[Path]) -> list[tuple[str, int]]:
     """Return all but the first of the documents with equal words (or equal texts, without any)."""
-    seen, found = set(), []
+    seen, result = set(), []
     for path in paths:
         for number, line in enumerate(path.read_text().splitlines()):
             text = json.loads(line)["text"]
@@ -140,22 +140,22 @@ def exact_duplicates(paths: list[Path]) -> list[tuple[str, int]]:
             folded = re.sub(r"[^\w\s]", "", text.lower()).split()
             key = " ".join(folded).replace("水", " 水 ").split() or text
             if str(key) in seen:
-                found.append((path.name, number))
+                result.append((path.name, number))
             seen.add(str(key))
-    return found
+    return result
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_exact_duplicates_are_all_found(copies: list[Path], tmp_path: Path, workers: int) -> None:
     out = tmp_path / "drop.parquet"
     engine = ExecutorConfig(workers=workers)
-    found = search(copies, out, engine=engine, slice_size=5_000, lsh=LshConfig(rows=40))
+    result = search(copies, out, engine=engine, slice_size=5_000, lsh=LshConfig(rows=40))
     assert dropped(out) == exact_duplicates(copies)
-    assert found.duplicates == len(dropped(out))
-    assert found.documents == 153 + 40 + 23
-    assert found.counts["empty documents"] == 1
-    clusters = results.read_table(str(out), found, "clusters").to_pylist()
-    assert sum(row["kept"] for row in clusters) == found.clusters
+    assert result.duplicates == len(dropped(out))
+    assert result.documents == 153 + 40 + 23
+    assert result.counts["empty documents"] == 1
+    clusters = results.read_table(str(out), result, "clusters").to_pylist()
+    assert sum(row["kept"] for row in clusters) == result.clusters
     for row in clusters:
         assert row["kept"] == (row["cluster"] == row["document"])
         assert row["cluster"] <= row["document"]
@@ -297,26 +297,26 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60), st.integers(1, 4))
 def test_clusters_are_those_that_pairs_connect(edges: list[tuple[int, int]], blocks: int) -> None:
-    made = np.array([(min(e), max(e)) for e in edges], PAIR)
-    found = connect_clusters(lambda: np.array_split(made, blocks))
+    output = np.array([(min(e), max(e)) for e in edges], PAIR)
+    result = connect_clusters(lambda: np.array_split(output, blocks))
     groups = {number: {number} for edge in edges for number in edge}
     for one, other in edges:
         union = groups[one] | groups[other]
         groups |= dict.fromkeys(union, union)
-    assert found.documents.tolist() == sorted(groups)
-    assert found.firsts.tolist() == [min(groups[number]) for number in sorted(groups)]
+    assert result.documents.tolist() == sorted(groups)
+    assert result.firsts.tolist() == [min(groups[number]) for number in sorted(groups)]
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_pairs_are_of_the_first_document_with_a_key(keys: list[int]) -> None:
     rng = random.Random(len(keys))
     documents = rng.sample(range(100), len(keys))
-    found = find_pairs(np.array(keys, np.uint64), np.array(documents, np.int64))
+    result = find_pairs(np.array(keys, np.uint64), np.array(documents, np.int64))
     of: dict[int, list[int]] = {}
     for key, document in zip(keys, documents, strict=True):
         of.setdefault(key, []).append(document)
-    expected = {(min(same), other) for same in of.values() for other in same if other > min(same)}
-    assert found.tolist() == sorted(expected)
+    expected = {(min(same), item) for same in of.values() for item in same if item > min(same)}
+    assert result.tolist() == sorted(expected)
 
 
 def test_bands_for_a_threshold_have_their_step_there() -> None:
@@ -375,14 +375,17 @@ def test_conversations_are_compared_by_their_contents(tmp_path: Path) -> None:
         for one, other in ((words[0], words[1]), (words[2], words[3]), (words[1], words[3]))
     ]
     other_names = [{"from": "human", "value": words[2]}, {"from": "gpt", "value": words[3]}]
-    records: list[dict[str, Any]] = [{"messages": each} for each in (*turns, other_names)]
+    records: list[dict[str, Any]] = [{"messages": item} for item in (*turns, other_names)]
     records.append({"prompt": words[0], "response": words[1] + " more"})
-    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     out = tmp_path / "drop.parquet"
-    found = search([tmp_path / "talks.jsonl"], out, conversations=ChatFields())
-    assert (found.documents, found.duplicates, found.clusters) == (5, 2, 2)
+    result = search([tmp_path / "talks.jsonl"], out, conversations=ChatFields())
+    assert (result.documents, result.duplicates, result.clusters) == (5, 2, 2)
     assert pq.read_table(out).column("record").to_pylist() == [3, 4]
-    texts = [[member.text for member in each.members] for each in show.show_clusters(str(out))]
+    texts = [
+        [member.text for member in show_cluster.members]
+        for show_cluster in show.show_clusters(str(out))
+    ]
     assert texts[0][0] == f"{words[0]}\n{words[1]}"
     with pytest.raises(InputError, match="no field `talk`") as caught:
         search([tmp_path / "talks.jsonl"], out, conversations=ChatFields(messages="talk"))

@@ -40,8 +40,8 @@ def test_files_with_another_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "c.parquet")
     assert [p.kind for p in read_file(tmp_path / "a.parquet")[1]] == ["other schema"]
     assert "holds int64" in read_file(tmp_path / "b.parquet")[1][0].what
-    found, problems = read_file(tmp_path / "c.parquet")
-    assert [text for _, text, _ in found] == ["a", "c"]
+    result, problems = read_file(tmp_path / "c.parquet")
+    assert [text for _, text, _ in result] == ["a", "c"]
     assert problems[0].where().endswith("c.parquet, row 2")
 
 
@@ -57,8 +57,8 @@ def test_another_schema_is_reported_once_per_file(tmp_path: Path) -> None:
         with pa.ipc.new_file(str(tmp_path / f"{name}.arrow"), table.schema) as out:
             out.write_table(table, max_chunksize=100)
         for ending in ("parquet", "arrow"):
-            found, problems = read_file(tmp_path / f"{name}.{ending}", size=500)
-            assert not found
+            result, problems = read_file(tmp_path / f"{name}.{ending}", size=500)
+            assert not result
             assert [problem.kind for problem in problems] == ["other schema"]
             assert what in problems[0].what
 
@@ -74,7 +74,9 @@ def test_a_damaged_file_is_an_error_or_left_out(tmp_path: Path, name: str) -> No
     (file,) = find_files([str(path)], config)
     (part,) = sources.cut(file, config, 1 << 20, skip_bad=True)
     (texts_,) = corpus_format(file.format).read(part, config)
-    assert [(one.kind, one.file) for one in texts_.problems] == [("damaged file", str(path))]
+    assert [(problem.kind, problem.file) for problem in texts_.problems] == [
+        ("damaged file", str(path))
+    ]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
@@ -95,6 +97,6 @@ def test_few_rows_become_strings_at_once(tmp_path: Path, name: str) -> None:
         (part,) = corpus_format(file.format).cut(file, config, 1 << 20)
         blocks = list(corpus_format(file.format).read(part, config, limits))
         sizes = [[len(text.encode()) for text in block.texts if text != "x"] for block in blocks]
-        assert [one for one in sizes if one] == [[20, 200], [3000], [480, 20], [20], [800]]
+        assert [size for size in sizes if size] == [[20, 200], [3000], [480, 20], [20], [800]]
         (problem,) = (problem for block in blocks for problem in block.problems)
         assert (problem.kind, problem.position) == ("too large", 5)

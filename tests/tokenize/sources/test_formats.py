@@ -37,19 +37,19 @@ def test_jsonl(tmp_path: Path, ending: str) -> None:
     lines = [json.dumps({"body": text, "id": number}) for number, text in enumerate(documents)]
     data = "\n".join([*lines[:20], "", *lines[20:]]).encode()
     path = plain(tmp_path / f"a.jsonl{ending}", PACKINGS[ending](data))
-    found, problems = read_file(path, text_field="body", id_field="id")
+    result, problems = read_file(path, text_field="body", id_field="id")
     assert not problems
     lines_of = [*range(20), *range(21, 51)]
-    assert found == list(zip(lines_of, documents, map(str, range(50)), strict=True))
+    assert result == list(zip(lines_of, documents, map(str, range(50)), strict=True))
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_compressed_files_of_several_members(tmp_path: Path, ending: str) -> None:
     parts = [f"{number}\n".encode() * 1000 for number in range(5)]
     path = plain(tmp_path / f"a.txt{ending}", b"".join(map(PACKINGS[ending], parts)))
-    found, problems = read_file(path, text_documents="line")
+    result, problems = read_file(path, text_documents="line")
     assert not problems
-    assert [text for _, text, _ in found] == [line for p in parts for line in p.decode().split()]
+    assert [text for _, text, _ in result] == [line for p in parts for line in p.decode().split()]
 
 
 @pytest.mark.parametrize("ending", PACKINGS)
@@ -60,7 +60,9 @@ def test_progress_counts_bytes_of_the_file(tmp_path: Path, ending: str) -> None:
     config = SourceConfig()
     (file,) = find_files([str(path)], config)
     (part,) = corpus_format("jsonl").cut(file, config, 1 << 30)
-    assert sum(one.size for one in corpus_format("jsonl").read(part, config)) == path.stat().st_size
+    assert (
+        sum(item.size for item in corpus_format("jsonl").read(part, config)) == path.stat().st_size
+    )
 
 
 RECORDS = st.lists(st.text("ab>\n\r é", max_size=9), max_size=30)
@@ -94,7 +96,7 @@ def test_documents_are_independent_of_slices_and_blocks(
     if kind == "line":
         lines = [line.removesuffix("\r") for line in data.split("\n")]
         expected = [(k, line, None) for k, line in enumerate(lines) if line]
-        assert [one for one in whole[0] if one[1]] == expected
+        assert [item for item in whole[0] if item[1]] == expected
     elif kind == "--":
         pieces = data.split("--") if data else []
         assert [text for _, text, _ in whole[0]] == pieces[: len(whole[0])]
@@ -108,16 +110,16 @@ def test_text_files_are_documents(tmp_path: Path) -> None:
 
 def test_fasta(tmp_path: Path) -> None:
     path = plain(tmp_path / "a.fna", b">one first\nACGT\nacgt\n>two\r\nNN\r\n\r\n>three\n")
-    found, problems = read_file(path)
-    assert found == [(0, "ACGTacgt", "one"), (1, "NN", "two"), (2, "", "three")]
+    result, problems = read_file(path)
+    assert result == [(0, "ACGTacgt", "one"), (1, "NN", "two"), (2, "", "three")]
     assert not problems
 
 
 def test_a_line_without_the_id_field_is_a_bad_record(tmp_path: Path) -> None:
     lines = b'{"text": "a", "name": 1}\n{"text": "b"}\n{"text": "c", "name": null}\n'
-    found, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
-    assert found == [(0, "a", "1"), (2, "c", None)]
-    assert [(one.kind, one.position) for one in problems] == [("missing field", 1)]
+    result, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
+    assert result == [(0, "a", "1"), (2, "c", None)]
+    assert [(problem.kind, problem.position) for problem in problems] == [("missing field", 1)]
     assert "no field `name` (it has `text`)" in problems[0].what
 
 
@@ -145,8 +147,8 @@ BAD = {
 def test_a_bad_record_is_reported_and_the_others_are_read(tmp_path: Path, name: str) -> None:
     data, file, line, rest = BAD[name]
     options = {"text_documents": "line"} if file.endswith(".txt") else {}
-    found, problems = read_file(plain(tmp_path / file, data), **options)
-    assert [text for _, text, _ in found] == rest
+    result, problems = read_file(plain(tmp_path / file, data), **options)
+    assert [text for _, text, _ in result] == rest
     (problem,) = problems
     assert problem.position == line
     assert f"{file}, " in problem.where() and problem.where().endswith(f" {line + 1}")
@@ -175,11 +177,11 @@ def test_documents_before_the_damage_are_read(tmp_path: Path, ending: str, kind:
         del data[len(data) // 2 :]
     else:
         data[len(data) // 2 :] = b"\xff" * (len(data) - len(data) // 2)
-    found, problems = read_file(plain(tmp_path / f"a.jsonl{ending}", bytes(data)))
+    result, problems = read_file(plain(tmp_path / f"a.jsonl{ending}", bytes(data)))
     assert [problem.kind for problem in problems] == ["damaged file"]
     whole = [json.loads(line)["text"] for line in lines.splitlines()]
-    assert [text for _, text, _ in found] == whole[: len(found)]
-    assert len(found) < len(whole)
+    assert [text for _, text, _ in result] == whole[: len(result)]
+    assert len(result) < len(whole)
 
 
 def test_a_compressed_ending_without_compression_is_damage(tmp_path: Path) -> None:
@@ -204,16 +206,16 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path, ending: str) -> None:
         ("a.fa", f"{mark}>x\nACGT\n", {}, ["ACGT"]),
     ):
         path = plain(tmp_path / f"{name}{ending}", pack(data.encode()))
-        found, problems = read_file(path, size=40, **options)
-        assert [text for _, text, _ in found] == expected and not problems
+        result, problems = read_file(path, size=40, **options)
+        assert [text for _, text, _ in result] == expected and not problems
 
 
 def test_compressed_files_without_the_ending_are_read(tmp_path: Path) -> None:
     documents = texts(50)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in documents).encode()
     for pack in PACKINGS.values():
-        found, problems = read_file(plain(tmp_path / "a.jsonl", pack(lines)), size=100)
-        assert [text for _, text, _ in found] == documents and not problems
+        result, problems = read_file(plain(tmp_path / "a.jsonl", pack(lines)), size=100)
+        assert [text for _, text, _ in result] == documents and not problems
 
 
 LOW = ReadLimits(block_bytes=500, document_bytes=3000)
@@ -231,14 +233,14 @@ def test_a_document_above_the_limit_is_rejected_or_split(tmp_path: Path, name: s
     if name == "a.jsonl":
         lines = [json.dumps({"text": line}, ensure_ascii=False) for line in lines]
     path = plain(tmp_path / name, "\n".join(lines).encode())
-    found, problems = read(**options)
-    assert [text for _, text, _ in found] == ([] if name == "b.txt" else ["a", "c"])
+    result, problems = read(**options)
+    assert [text for _, text, _ in result] == ([] if name == "b.txt" else ["a", "c"])
     assert [problem.kind for problem in problems] == ["too large"]
     if name == "a.jsonl":
         return
-    found, problems = read(split_large=True, **options)
+    result, problems = read(split_large=True, **options)
     assert not problems
-    pieces = [text for position, text, _ in found if position == (0 if name == "b.txt" else 1)]
+    pieces = [text for position, text, _ in result if position == (0 if name == "b.txt" else 1)]
     assert len(pieces) > 3
     assert "".join(pieces) == long
 
@@ -253,17 +255,17 @@ def test_the_limit_of_a_document_does_not_depend_on_its_place(
         lines = ["b" * before, long, "c", long, "d"]
         path = plain(tmp_path / "a.txt", "\n".join(lines).encode())
         with small_blocks(500):
-            found, problems = read_file(path, limits=LOW, text_documents="line", split_large=split)
+            result, problems = read_file(path, limits=LOW, text_documents="line", split_large=split)
         held = {1: "", 3: ""}
-        for position, text, _ in found:
+        for position, text, _ in result:
             if position in held:
                 held[position] += text
         if size <= 3000 or split:
             assert held == {1: long, 3: long} and not problems
-            assert (len(found) == 5) == (size <= 3000), before
+            assert (len(result) == 5) == (size <= 3000), before
         else:
             assert [problem.position for problem in problems] == [1, 3], before
-            assert [text for _, text, _ in found] == ["b" * before, "c", "d"]
+            assert [text for _, text, _ in result] == ["b" * before, "c", "d"]
 
 
 def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +276,7 @@ def test_a_long_line_is_read_by_one_slice(tmp_path: Path, monkeypatch: pytest.Mo
     parts = corpus_format("text").cut(file, config, 2000)
     assert len(parts) == 100
     blocks_read = [
-        sum(one.size for one in corpus_format("text").read(p, config, limits)) for p in parts
+        sum(item.size for item in corpus_format("text").read(p, config, limits)) for p in parts
     ]
     assert blocks_read[0] >= 200_000 and not any(blocks_read[1:])
     read = 0

@@ -36,9 +36,9 @@ def test_a_written_table_is_read_again(
     writer.writerows([("id", "text", "note"), *rows])
     path.write_bytes(out.getvalue().encode())
     with small_blocks(block):  # lines end anywhere in a block
-        found, problems = read_file(path, limits=ReadLimits(block_bytes=block), id_field="id")
+        result, problems = read_file(path, limits=ReadLimits(block_bytes=block), id_field="id")
     assert not problems
-    assert found == [(k, text, id or None) for k, (id, text, _) in enumerate(rows)]
+    assert result == [(k, text, id or None) for k, (id, text, _) in enumerate(rows)]
 
 
 def test_a_table_of_pandas(tmp_path: Path) -> None:
@@ -47,9 +47,9 @@ def test_a_table_of_pandas(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "b.tsv.gz", sep="\t", index=False)
     frame.to_csv(tmp_path / "c.csv", index=False, encoding="utf-8-sig", lineterminator="\r\n")
     for name in ("a.csv", "b.tsv.gz", "c.csv"):
-        found, problems = read_file(tmp_path / name)
+        result, problems = read_file(tmp_path / name)
         assert not problems
-        assert [text for _, text, _ in found] == list(frame["text"])
+        assert [text for _, text, _ in result] == list(frame["text"])
 
 
 @pytest.mark.parametrize("separator", [";", "|", "\t", ","])
@@ -62,8 +62,8 @@ def test_the_separator_is_the_one_that_gives_the_columns(
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter=separator).writerows(rows)
     keep = (KeptField(name="n", type="int"),)
-    found, problems = read_file(path, id_field="id", keep=keep)
-    assert (found, problems) == ([(0, rows[1][1], "1")], [])
+    result, problems = read_file(path, id_field="id", keep=keep)
+    assert (result, problems) == ([(0, rows[1][1], "1")], [])
     config = SourceConfig(keep=(KeptField(name="n"),))
     assert resolve_types(config, find_files([str(path)], config), {}).keep[0].type == "string"
 
@@ -77,8 +77,8 @@ def test_bad_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
         b'id,text\n1,good\n2,too,many\n\n3\n4,\xff\n5,\xc3\xa9\n6,"a"b\n7,last\n8,"open'
     )
-    found, problems = read_file(tmp_path / "a.csv", id_field="id")
-    assert [(number, text) for number, text, _ in found] == [(0, "good"), (4, "é"), (6, "last")]
+    result, problems = read_file(tmp_path / "a.csv", id_field="id")
+    assert [(number, text) for number, text, _ in result] == [(0, "good"), (4, "é"), (6, "last")]
     assert [(p.kind, p.position) for p in problems] == [
         ("broken CSV", 1),
         ("broken CSV", 2),
@@ -99,8 +99,8 @@ def test_bad_rows(tmp_path: Path) -> None:
 )
 def test_other_columns(tmp_path: Path, data: bytes, what: str) -> None:
     (tmp_path / "a.csv").write_bytes(data)
-    found, (problem,) = read_file(tmp_path / "a.csv")
-    assert not found
+    result, (problem,) = read_file(tmp_path / "a.csv")
+    assert not result
     assert problem.kind == "other schema"
     assert what in problem.what
 
@@ -108,13 +108,13 @@ def test_other_columns(tmp_path: Path, data: bytes, what: str) -> None:
 def test_limits_and_damage(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(f"text\n{'é' * 51}\nfine\n{'x' * 101}\nlast\n")
-    found, problems = read_file(path, limits=ReadLimits(document_bytes=100))
-    assert [text for _, text, _ in found] == ["fine", "last"]
+    result, problems = read_file(path, limits=ReadLimits(document_bytes=100))
+    assert [text for _, text, _ in result] == ["fine", "last"]
     assert [(p.kind, p.position) for p in problems] == [("too large", 0), ("too large", 2)]
     cut = gzip.compress(b"text\n" + b"\n".join(b"row %d" % k for k in range(5000)))
     (tmp_path / "b.csv.gz").write_bytes(cut[:-2000])
-    found, problems = read_file(tmp_path / "b.csv.gz")
+    result, problems = read_file(tmp_path / "b.csv.gz")
     assert [problem.kind for problem in problems] == ["damaged file"]
-    assert [text for _, text, _ in found] == [f"row {k}" for k in range(len(found))]
+    assert [text for _, text, _ in result] == [f"row {k}" for k in range(len(result))]
     (tmp_path / "empty.csv").write_bytes(b"")
     assert read_file(tmp_path / "empty.csv") == ([], [])

@@ -42,11 +42,11 @@ def test_wet(tmp_path: Path, name: str, block: int) -> None:
             if record.rec_type == "conversion"
         ]
     with small_blocks(max(block, 64)):
-        found, problems = read_file(path, limits=ReadLimits(block_bytes=block))
+        result, problems = read_file(path, limits=ReadLimits(block_bytes=block))
     assert not problems
-    assert [(id, text) for _, text, id in found] == peers
-    assert [text for _, text, _ in found] == documents
-    assert [number for number, _, _ in found] == list(range(1, len(documents) + 1))
+    assert [(id, text) for _, text, id in result] == peers
+    assert [text for _, text, _ in result] == documents
+    assert [number for number, _, _ in result] == list(range(1, len(documents) + 1))
     languages = read_file(path, id_field="WARC-Identified-Content-Language")[0]
     assert [id for _, _, id in languages] == [f"l{k}" for k in range(len(documents))]
 
@@ -67,8 +67,8 @@ def test_bad_records(tmp_path: Path) -> None:
         + record("conversion", b"x" * 51)
         + record("conversion", b"good", "text/plain; charset=utf-8")
     )
-    found, problems = read_file(path, limits=ReadLimits(document_bytes=50))
-    assert [(number, text) for number, text, _ in found] == [(5, "good")]
+    result, problems = read_file(path, limits=ReadLimits(document_bytes=50))
+    assert [(number, text) for number, text, _ in result] == [(5, "good")]
     assert [(p.kind, p.position) for p in problems] == [
         ("not text", 1),
         ("not text", 2),
@@ -91,8 +91,8 @@ def test_bad_records(tmp_path: Path) -> None:
 def test_a_damaged_file(tmp_path: Path, tail: bytes, what: str) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(record("conversion", b"first") + tail)
-    found, (problem,) = read_file(path)
-    assert [text for _, text, _ in found] == ["first"]
+    result, (problem,) = read_file(path)
+    assert [text for _, text, _ in result] == ["first"]
     assert problem.kind == "damaged file"
     assert what in problem.what
     assert problem.position == 1

@@ -36,8 +36,8 @@ def config_of(corpus: Path, out: Path, *, splits: dict[str, float] | None = None
 def test_the_view_is_that_of_tokenize_pack(
     tmp_path: Path, corpus: Path, run_build: Callable[..., Path]
 ) -> None:
-    made = build_packed(config_of(corpus, tmp_path / "one"), L, "keep-first")
-    assert list(made) == [f"{tmp_path}/one", f"{tmp_path}/one/packed-{L}"]
+    result = build_packed(config_of(corpus, tmp_path / "one"), L, "keep-first")
+    assert list(result) == [f"{tmp_path}/one", f"{tmp_path}/one/packed-{L}"]
     base = str(run_build(corpus, out="two"))
     config = PackConfig(
         dataset=base, length=L, out=f"{base}/packed-{L}", long="keep-first", engine=ONE
@@ -48,23 +48,23 @@ def test_the_view_is_that_of_tokenize_pack(
     build_packed(config_of(corpus, tmp_path / "one"), L, "keep-first")
     assert snapshot(tmp_path / "one") == before
     moved = (tmp_path / "one").rename(tmp_path / "moved")
-    assert manifests.load(f"{moved}/packed-{L}") == made[f"{tmp_path}/one/packed-{L}"]
+    assert manifests.load(f"{moved}/packed-{L}") == result[f"{tmp_path}/one/packed-{L}"]
 
 
 def test_splits_each_have_a_view_that_grows(tmp_path: Path, corpus: Path) -> None:
     first = corpus / "0.jsonl"
     config = config_of(first, tmp_path / "out", splits={"val": 0.1})
     build_packed(config, L)
-    made = build_packed(config_of(corpus, tmp_path / "out", splits={"val": 0.1}), L)
+    result = build_packed(config_of(corpus, tmp_path / "out", splits={"val": 0.1}), L)
     folder = f"{tmp_path}/out"
-    assert list(made) == [
+    assert list(result) == [
         f"{folder}/{name}" for name in ("train", f"train/packed-{L}", "val", f"val/packed-{L}")
     ]
     for name in ("train", "val"):
-        held = made[f"{folder}/{name}/packed-{L}"]
+        held = result[f"{folder}/{name}/packed-{L}"]
         assert len(held.generations) == 2
-        counts = [each.provenance["pack"]["tokens"] for each in held.generations]
-        assert sum(counts) == made[f"{folder}/{name}"].tokens
+        counts = [generation.provenance["pack"]["tokens"] for generation in held.generations]
+        assert sum(counts) == result[f"{folder}/{name}"].tokens
 
 
 def test_a_killed_command_is_finished(
@@ -101,7 +101,7 @@ def test_the_command(tmp_path: Path, corpus: Path) -> None:
     command = ["build", str(corpus), "--tokenizer", "byte", "--workers", "1"]
     command += ["--out", f"{tmp_path}/out"]
     result = CliRunner().invoke(main, [*command, "--pack", "64", "--json"], catch_exceptions=False)
-    shown = [each["url"] for each in json.loads(result.stdout)]
+    shown = [load["url"] for load in json.loads(result.stdout)]
     assert shown == [f"{tmp_path}/out", f"{tmp_path}/out/packed-64"]
     result = CliRunner().invoke(main, [*command, "--pack", "64"], catch_exceptions=False)
     assert "bins of 64 tokens" in result.output

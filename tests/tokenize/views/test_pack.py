@@ -42,9 +42,9 @@ def test_each_token_once_and_only_long_documents_cut(
     lengths: list[int], length: int, long: Long
 ) -> None:
     config = PackConfig(dataset="a", length=length, out="b", long=long, group_bins=16)
-    made, counts = pack_shard(np.array(lengths), config, "a shard")
+    result, counts = pack_shard(np.array(lengths), config, "a shard")
     tokens, at = Counter[tuple[int, int]](), 0
-    columns = (made.documents, made.first, made.tokens, made.padding)
+    columns = (result.documents, result.first, result.tokens, result.padding)
     for document, first, count, padding in np.stack(columns, axis=1).tolist():
         tokens.update((document, first + k) for k in range(count))
         begin, end = at, at + count
@@ -55,14 +55,14 @@ def test_each_token_once_and_only_long_documents_cut(
             assert (first, count) == (0, lengths[document])
         at = end + padding
     most = {"cut": 10**9, "drop": 0, "keep-first": length}[long]
-    wanted = {
+    expected = {
         (document, k)
         for document, whole in enumerate(lengths)
         for k in range(whole if whole <= length else min(whole, most))
     }
-    assert tokens == Counter(wanted)
+    assert tokens == Counter(expected)
     assert at % length == 0 and at == counts["bins"] * length
-    assert counts["padding"] == at - len(wanted)
+    assert counts["padding"] == at - len(expected)
     assert counts["tokens"] + counts["left_out"] == sum(lengths)
 
 
@@ -93,27 +93,27 @@ def test_bins_of_one_kind_are_no_neighbours() -> None:
     """Best-fit puts the long documents into the first bins, each in front."""
     lengths = np.random.default_rng(0).integers(1, 65, 4000)
     config = PackConfig(dataset="a", length=64, out="b")
-    made, _ = pack_shard(lengths, config, "a shard")
-    bins = (np.cumsum(made.tokens + made.padding) - 1) // 64
+    result, _ = pack_shard(lengths, config, "a shard")
+    bins = (np.cumsum(result.tokens + result.padding) - 1) // 64
     longest = np.zeros(bins[-1] + 1)
-    np.maximum.at(longest, bins, made.tokens)
+    np.maximum.at(longest, bins, result.tokens)
     assert abs(np.corrcoef(longest[1:], longest[:-1])[0, 1]) < 0.1
     several = np.flatnonzero(np.diff(bins, prepend=-1) & (np.diff(bins, append=10**9) == 0))
-    in_front = np.mean(made.tokens[several] == longest[bins[several]])
+    in_front = np.mean(result.tokens[several] == longest[bins[several]])
     assert 0.2 < in_front < 0.8
 
 
 @pytest.mark.parametrize("format", ["arrow", "mds"])
 def test_a_packed_view_has_the_documents_of_its_dataset(tmp_path: Path, format: str) -> None:
     documents = write_corpus(tmp_path / "base", format=format)
-    made = packed(tmp_path / "base", tmp_path / "packed")
+    result = packed(tmp_path / "base", tmp_path / "packed")
     whole: dict[int, list[int]] = {}
     for number, first, tokens in sorted(pieces_of(tmp_path / "packed")):
         assert len(whole.setdefault(number, [])) == first
         whole[number] += tokens
-    assert [whole[number] for number in range(120)] == [each.tolist() for each in documents]
-    assert made.tokens % L == 0 and made.weights == (1.0, 0.0)
-    assert packing.count_padding(made) == made.tokens - sum(map(len, documents)) > 0
+    assert [whole[number] for number in range(120)] == [document.tolist() for document in documents]
+    assert result.tokens % L == 0 and result.weights == (1.0, 0.0)
+    assert packing.count_padding(result) == result.tokens - sum(map(len, documents)) > 0
     assert not list(tmp_path.glob("packed/shards/*"))
     if format == "arrow":
         assert verify(str(tmp_path / "packed")) == []
@@ -122,14 +122,14 @@ def test_a_packed_view_has_the_documents_of_its_dataset(tmp_path: Path, format: 
 @pytest.mark.parametrize("rule", ["drop", "keep-first"])
 def test_long_documents_by_rule(tmp_path: Path, rule: Long) -> None:
     documents = write_corpus(tmp_path / "base")
-    made = packed(tmp_path / "base", tmp_path / "packed", long=rule)
-    over = sum(len(each) > L for each in documents)
+    output = packed(tmp_path / "base", tmp_path / "packed", long=rule)
+    over = sum(len(document) > L for document in documents)
     most = 0 if rule == "drop" else L
-    wanted = [each[:L] for each in documents if len(each) <= L or most]
-    found = {number: ids for number, _, ids in pieces_of(tmp_path / "packed")}
-    assert [found[number] for number in sorted(found)] == [each.tolist() for each in wanted]
-    counts = made.generations[0].provenance["counts"]
-    gone = sum(len(each) - most for each in documents if len(each) > L)
+    expected = [document[:L] for document in documents if len(document) <= L or most]
+    result = {number: ids for number, _, ids in pieces_of(tmp_path / "packed")}
+    assert [result[number] for number in sorted(result)] == [item.tolist() for item in expected]
+    counts = output.generations[0].provenance["counts"]
+    gone = sum(len(document) - most for document in documents if len(document) > L)
     name = "documents longer than a bin"
     assert counts == (
         {name: over} if rule == "drop" else {"tokens after the first bin of a document": gone}
@@ -139,7 +139,7 @@ def test_long_documents_by_rule(tmp_path: Path, rule: Long) -> None:
 
 def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
     documents = random_documents(4, 90, longest=100)
-    codes = [np.arange(len(each)) % 2 for each in documents]
+    codes = [np.arange(len(document)) % 2 for document in documents]
     write_dataset(str(tmp_path / "base"), documents, codes=codes, weight_table=(1.0, 0.5))
     engine = ONE
     where = "tokens > 10 and position >= 3"
@@ -148,22 +148,22 @@ def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
             dataset=str(tmp_path / "base"), where=where, out=str(tmp_path / "v"), engine=engine
         )
     )
-    made = packed(tmp_path / "v", tmp_path / "packed")
-    assert made.weights == (1.0, 0.5, 0.0)
+    output = packed(tmp_path / "v", tmp_path / "packed")
+    assert output.weights == (1.0, 0.5, 0.0)
     wanted = {n for n, each in enumerate(documents) if len(each) > 10 and n >= 3}
-    found = pieces_of(tmp_path / "packed")
-    assert {number for number, _, _ in found} == wanted
-    for number, first, ids in found:
+    result = pieces_of(tmp_path / "packed")
+    assert {number for number, _, _ in result} == wanted
+    for number, first, ids in result:
         assert documents[number][first : first + len(ids)].tolist() == ids
     dataset = Dataset(str(tmp_path / "packed"))
     assert dataset.view is not None
     assert (dataset.view.url, dataset.view.where) == (str(tmp_path / "base"), where)
-    for number, (document, first, ids) in enumerate(found):
+    for number, (document, first, ids) in enumerate(result):
         start, end = dataset.document(number)
         expected = codes[document][first : first + len(ids)].tolist()
         assert np.concatenate(dataset.codes(start, end)).tolist() == expected
-    reader = RowReader(mixture({"packed": tmp_path / "packed"}, tokens=made.tokens, batch=L))
-    block = reader.read(reader.find(reader.stream.locate(np.arange(made.tokens // L))))
+    reader = RowReader(mixture({"packed": tmp_path / "packed"}, tokens=output.tokens, batch=L))
+    block = reader.read(reader.find(reader.stream.locate(np.arange(output.tokens // L))))
     assert set(np.unique(block.arrays.weights).tolist()) == {0.0, 0.5, 1.0}
     with pytest.raises(MisuseError, match="is packed already"):
         packed(tmp_path / "packed", tmp_path / "x")
@@ -177,8 +177,8 @@ def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
 
 def test_a_rule_for_long_documents_needs_none(tmp_path: Path) -> None:
     write_corpus(tmp_path / "base")
-    made = packed(tmp_path / "base", tmp_path / "packed", length=1024, long="drop")
-    assert made.generations[0].provenance["counts"] == {}
+    result = packed(tmp_path / "base", tmp_path / "packed", length=1024, long="drop")
+    assert result.generations[0].provenance["counts"] == {}
 
 
 def test_a_killed_run_and_parallel_tasks_leave_the_same_bytes(

@@ -52,14 +52,14 @@ def damage(file: Path) -> None:
 def test_the_same_command_makes_lost_and_damaged_files_again(
     dataset: Path, folder: str, spoil: Callable[[Path], None], kind: str
 ) -> None:
-    made, out = make(kind, dataset), dataset.parent / "view"
+    output, out = make(kind, dataset), dataset.parent / "view"
     whole = snapshot(out)
     file = sorted((out / folder).iterdir())[-1]
     spoil(file)
-    (found,) = verify(str(out), ONE)
-    assert found.name == f"{folder}/{file.name}"
-    assert "make the view again" in found.hint
-    assert make(kind, dataset) == made
+    (result,) = verify(str(out), ONE)
+    assert result.name == f"{folder}/{file.name}"
+    assert "make the view again" in result.hint
+    assert make(kind, dataset) == output
     assert snapshot(out) == whole
     assert verify(str(out), ONE) == []
 
@@ -84,10 +84,10 @@ def test_a_deep_check_of_a_view_follows_it_into_its_dataset(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     """Each shard is read once. Without --deep, files that the view does not use are not."""
-    out, made = dataset, str(dataset.parent / "view")
+    out, result = dataset, str(dataset.parent / "view")
     opened, views = Dataset(str(out)), dataset.parent / "view/views"
-    select(SelectConfig(dataset=str(out), where="document < 3", out=made, engine=ONE))
-    used = {shard.name for shard in Dataset(made).shards}
+    select(SelectConfig(dataset=str(out), where="document < 3", out=result, engine=ONE))
+    used = {shard.name for shard in Dataset(result).shards}
     unused = sorted({shard.name for shard in opened.shards} - used)
     name = {
         "inputs": opened.generations[0].provenance["inputs"]["name"],
@@ -95,7 +95,7 @@ def test_a_deep_check_of_a_view_follows_it_into_its_dataset(
         "a used shard": min(used),
         "bits": next(path.name for path in views.iterdir()),
     }[file]
-    assert verify(made, ONE, deep=True) == [] == verify(str(out), ONE, deep=True)
+    assert verify(result, ONE, deep=True) == [] == verify(str(out), ONE, deep=True)
     damaged = views / name if file == "bits" else out / name
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
@@ -108,10 +108,10 @@ def test_a_deep_check_of_a_view_follows_it_into_its_dataset(
         return inner(url, shard, check)
 
     monkeypatch.setattr(verifying, "read_shard", reading)
-    places = [item.name for item in verify(made, ONE, deep=True)]
+    places = [item.name for item in verify(result, ONE, deep=True)]
     assert len(read) == len(set(read)) == len(opened.shards)
     assert (f"views/{name}" if file == "bits" else str(damaged)) in places
-    assert bool(verify(made, ONE)) is (file in ("a used shard", "bits"))
+    assert bool(verify(result, ONE)) is (file in ("a used shard", "bits"))
 
 
 def test_files_that_cannot_be_made_again_are_an_error(

@@ -93,12 +93,12 @@ def test_a_view_has_the_chosen_documents(
     tmp_path: Path, base: Callable[..., Path], options: dict[str, Any]
 ) -> None:
     out = base(**options)
-    made = view(out, BIN, tmp_path / "view")
+    result = view(out, BIN, tmp_path / "view")
     numbers = chosen(out, in_bin)
     whole = read_dataset(out)
     assert 0 < len(numbers) < 100
     assert read_dataset(tmp_path / "view") == [whole[number] for number in numbers]
-    assert (made.documents, made.tokens) == (
+    assert (result.documents, result.tokens) == (
         len(numbers),
         sum(len(whole[number][2]) for number in numbers),
     )

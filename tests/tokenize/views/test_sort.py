@@ -84,9 +84,9 @@ def test_a_sorted_view_has_all_documents_in_order(base: Path, tmp_path: Path, by
     numbers = [number for number, _ in view.base_positions(0, count)]
     assert contents(view, 0, count) == [contents(whole, n, n + 1)[0] for n in numbers]
     assert verify(str(tmp_path / "v")) == []
-    made = snapshot(tmp_path / "v")
+    result = snapshot(tmp_path / "v")
     sorted_view(base, tmp_path / "v", by)
-    assert snapshot(tmp_path / "v") == made
+    assert snapshot(tmp_path / "v") == result
 
 
 def test_one_shard_is_sorted_exactly(tmp_path: Path, run_build: Callable[..., Path]) -> None:

@@ -52,8 +52,8 @@ SCHEMA = pa.schema(
 
 def chosen(text: str, rows: list[dict[str, Any]]) -> list[bool]:
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
-    found: list[bool] = evaluate(table, parse(text, KINDS)).tolist()
-    return found
+    result: list[bool] = evaluate(table, parse(text, KINDS)).tolist()
+    return result
 
 
 @pytest.mark.parametrize(

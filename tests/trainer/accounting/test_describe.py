@@ -16,8 +16,8 @@ from headrace.trainer.engines.deepspeed import LARGEST_BUCKET
 
 
 def test_the_description_adds_up(ask: Any) -> None:
-    found = ask("processes=2", "micro_batch_tokens=16", "checkpoints.every=4", "engine.zero=1")
-    about = describe.describe(found)
+    result = ask("processes=2", "micro_batch_tokens=16", "checkpoints.every=4", "engine.zero=1")
+    about = describe.describe(result)
     (phase,) = about["batch"]
     assert (phase["micro_batches"], phase["micro_batch_rows"]) == (2, 1)
     count = about["model"]["parameters"]
@@ -29,7 +29,7 @@ def test_the_description_adds_up(ask: Any) -> None:
         "buffers": 4 * min(-(-count // 256) * 256, LARGEST_BUCKET["cpu"]),
     }
     assert about["checkpoints"] == {"bytes": 12 * count, "saved": 2}
-    more = describe.describe(found, activations=True)
+    more = describe.describe(result, activations=True)
     assert more["memory"]["activations"] > 0
     assert "activations" in "\n".join(describe.lines(more))
     assert "  checkpoints:\n    every: 4\n" in describe.configuration(more)
@@ -66,8 +66,8 @@ def test_a_kind_of_layer_has_a_letter_of_its_own(ask: Any) -> None:
 
 def test_memory_is_shown_by_tensor_rank_where_ranks_differ(ask: Any) -> None:
     """An odd vocabulary: the last of two ranks has one row more."""
-    found = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")
-    about = describe.describe(found)
+    result = ask("processes=2", "layout.tp=2", "model.vocab_size=37", "engine.kind=fsdp2")
+    about = describe.describe(result)
     first, last = about["memory_by_tensor_rank"]
     assert last["weights"] > first["weights"] and about["memory"] == last
     written = "\n".join(describe.lines(about))

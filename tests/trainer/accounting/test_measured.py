@@ -59,12 +59,12 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_a_run_shows_its_prediction_beside_its_measurement(folder: RunFolder) -> None:
     job = read_run(folder)
-    found = measured.compare_run(replace(job, run=replace(job.run, threads=1)))
-    assert found is not None and found["clock"] == "cpu_seconds"
-    [phase] = found["phases"]
+    result = measured.compare_run(replace(job, run=replace(job.run, threads=1)))
+    assert result is not None and result["clock"] == "cpu_seconds"
+    [phase] = result["phases"]
     assert (phase["measured"], phase["ratio"], phase["seconds"]) == (0.625, 0.8, 1.0)
-    assert found["memory"]["ratio"] == 0.75
-    words = "\n".join(measured.lines(found))
+    assert result["memory"]["ratio"] == 0.75
+    words = "\n".join(measured.lines(result))
     assert "predicted 0.5 s a step, measured 0.625 CPU s (0.80)" in words
     wall = measured.compare_run(replace(job, run=replace(job.run, threads=2)))
     assert wall is not None and wall["phases"][0]["ratio"] == 0.5
@@ -82,11 +82,11 @@ def test_measured_bytes_stand_beside_the_prediction_of_their_own_phase(folder: R
     [short] = plan.planned.phases
     both = replace(short, memory=15 * MIB), replace(short, name="long", seq_len=32, memory=30 * MIB)
     more = replace(job, layout_plan=replace(plan, planned=replace(plan.planned, phases=both)))
-    found = measured.compare_run(more)
-    assert found is not None
-    assert (found["memory"]["predicted"], found["memory"]["ratio"]) == (15 * MIB, 15 / 40)
-    assert found["memory"]["phases"] == ["synthetic"]
-    assert measured.lines(found)[-1].endswith("of tensors (0.38): phase synthetic")
+    result = measured.compare_run(more)
+    assert result is not None
+    assert (result["memory"]["predicted"], result["memory"]["ratio"]) == (15 * MIB, 15 / 40)
+    assert result["memory"]["phases"] == ["synthetic"]
+    assert measured.lines(result)[-1].endswith("of tensors (0.38): phase synthetic")
 
 
 def test_a_run_whose_layout_was_changed_has_no_prediction(folder: RunFolder) -> None:

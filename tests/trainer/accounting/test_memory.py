@@ -38,14 +38,14 @@ def test_recompute_choices_have_their_true_memory_and_order(parallel: Parallel) 
     """FSDP2 on one rank, two micro-batches. Without the working set no count is near."""
     words = ["engine.kind=fsdp2", "processes=1"]
     peaks = _memory.measured_rules(MODEL, [*SMALL, *words], RULES)
-    found, real = {}, {rule: peak for rule, [peak] in zip(RULES, peaks, strict=True)}
+    result, real = {}, {rule: peak for rule, [peak] in zip(RULES, peaks, strict=True)}
     for rule in RULES:
         parts = counted([*words, f"recompute={rule}"])
-        found[rule] = sum(parts.values())
-        assert is_near(found[rule], real[rule]), (rule, found[rule] / real[rule])
+        result[rule] = sum(parts.values())
+        assert is_near(result[rule], real[rule]), (rule, result[rule] / real[rule])
         working = parts.get("working set", 0) + parts.get("logits", 0)
-        assert not is_near(found[rule] - working, real[rule])
-    assert sorted(RULES, key=found.__getitem__) == sorted(RULES, key=real.__getitem__)
+        assert not is_near(result[rule] - working, real[rule])
+    assert sorted(RULES, key=result.__getitem__) == sorted(RULES, key=real.__getitem__)
 
 
 @pytest.mark.slow
@@ -97,6 +97,6 @@ def test_two_ranks_have_the_counted_memory(
     ranks: Callable[[int], Any], model: str, words: list[str]
 ) -> None:
     words = [*words, "processes=2"]
-    found = sum(counted(words, model).values())
+    result = sum(counted(words, model).values())
     real = max(ranks(2).run("measured_memory", model, [*SMALL, *words])[0])
-    assert is_near(found, real), found / real
+    assert is_near(result, real), result / real

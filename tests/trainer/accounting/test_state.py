@@ -65,9 +65,9 @@ def measure() -> Iterator[Callable[[int, str], list[Measured]]]:
 
         @cache
         def pool(size: int) -> Ranks:
-            made = Ranks(size, TASKS / "held.py")
-            stack.callback(made.stop)
-            return made
+            result = Ranks(size, TASKS / "held.py")
+            stack.callback(result.stop)
+            return result
 
         @cache
         def run(ranks: int, layout: str) -> list[Measured]:

@@ -28,14 +28,14 @@ def test_boxes_cover_a_range_exactly_and_in_order(
 ) -> None:
     shape, start, end = case
     numbered = torch.arange(math.prod(shape)).view(shape)
-    found: list[int] = []
+    result: list[int] = []
     for box in cover(shape, start, end, cap):
         part = numbered
         for dim, (offset, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
             part = part.narrow(dim, offset, size)
         assert 1 <= box.numel <= cap
-        found += part.flatten().tolist()
-    assert found == list(range(start, end))
+        result += part.flatten().tolist()
+    assert result == list(range(start, end))
 
 
 @given(ranges())
@@ -64,7 +64,7 @@ def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
     cuts = data.draw(st.lists(st.integers(0, shape[dim]), max_size=2).map(sorted))
     sizes = tuple(b - a for a, b in zip([0, *cuts], [*cuts, shape[dim]], strict=True))
     whole = torch.arange(1.0, math.prod(shape) + 1).view(shape)
-    found = torch.zeros(shape)
+    result = torch.zeros(shape)
     for rank in range(ranks):
         part = LocalShard(shape, dim, Sharded(dim, sizes).runs(shape[dim], Axis(None, rank, ranks)))
         local = slice_local_shard(part, whole)
@@ -74,8 +74,8 @@ def test_boxes_of_all_ranks_cover_the_tensor_exactly_once(
             for box, view in Fragment("m", part, start, piece).boxes(cap):
                 assert tuple(view.shape) == box.sizes and view.numel() <= cap
                 place = tuple(slice(a, a + n) for a, n in zip(box.offsets, box.sizes, strict=True))
-                found[place] += view
-    assert torch.equal(found, whole)
+                result[place] += view
+    assert torch.equal(result, whole)
 
 
 def test_views_are_live() -> None:

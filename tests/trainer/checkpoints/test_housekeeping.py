@@ -64,7 +64,7 @@ def test_tails_of_records_are_deleted(tmp_path: Path) -> None:
     assert all(f"would delete {tmp_path / name} (" in tried.output for name in gone)
     assert "0 checkpoints, 4 record tails, " in tried.output
     deleted = json.loads(done.stdout)
-    assert {(each["kind"], each["path"]) for each in deleted} == {
+    assert {(item["kind"], item["path"]) for item in deleted} == {
         ("tail", str(tmp_path / name)) for name in gone
     }
 

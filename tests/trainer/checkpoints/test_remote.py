@@ -40,9 +40,9 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def model() -> Model:
-    found = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
-    found.init_weights(1)
-    return found
+    result = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
+    result.init_weights(1)
+    return result
 
 
 def save(folder: Path, group: Any, steps: list[int], **policy: Any) -> None:
@@ -72,9 +72,9 @@ def test_files_are_in_the_store_and_a_record_in_the_folder(
     (there,) = store.list_complete(url)
     assert (record / "remote").read_text() == there and there.startswith(f"{url}/step-00000003.")
     for path in (str(run.root), str(record), there, url):  # the last two need no run folder
-        found = sources.find(path)
-        assert found.model == model.config
-        weights = found.weights()
+        result = sources.find(path)
+        assert result.model == model.config
+        weights = result.weights()
         for name, parameter in model.named_parameters():
             assert torch.equal(weights[name], parameter.detach())
 

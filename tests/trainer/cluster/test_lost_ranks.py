@@ -45,7 +45,7 @@ def test_a_lost_rank_is_named_among_ranks_of_one_address(tmp_path: Any) -> None:
     context = forkserver()
     answers = context.SimpleQueue()
     arguments = [(rank, str(tmp_path / "store"), answers) for rank in range(WORLD)]
-    processes = [context.Process(target=lose, args=each) for each in arguments]
+    processes = [context.Process(target=lose, args=argument) for argument in arguments]
     for process in processes:
         process.start()
     said = [answers.get() for _ in range(2 * (WORLD - 1))]

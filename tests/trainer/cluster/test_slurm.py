@@ -26,7 +26,7 @@ def lines(config: SlurmConfig, *words: str) -> list[str]:
 
 
 def test_sbatch_directives() -> None:
-    found = lines(SlurmConfig(nodes=4, gpus=8, time="24:00:00", options={"mem": "0"}))
+    result = lines(SlurmConfig(nodes=4, gpus=8, time="24:00:00", options={"mem": "0"}))
     for word in (
         "nodes=4",
         "ntasks-per-node=8",
@@ -37,8 +37,8 @@ def test_sbatch_directives() -> None:
         "mem=0",
         "output=/logs/slurm-%j.out",
     ):
-        assert f"#SBATCH --{word}" in found
-    assert not any("account" in line or "partition" in line for line in found)
+        assert f"#SBATCH --{word}" in result
+    assert not any("account" in line or "partition" in line for line in result)
     assert not any(line.startswith("#SBATCH --gpus") for line in lines(SlurmConfig()))
 
 
@@ -104,19 +104,21 @@ def test_a_notice_that_covers_the_whole_job_is_refused() -> None:
 
 
 def test_the_script_repeats_the_typed_command(tmp_path: Path) -> None:
-    found = "\n".join(lines(SlurmConfig(setup="module load cuda"), "run", "a b.yaml", "x={1: '2'}"))
-    assert "run 'a b.yaml'" in found and "module load cuda\n" in found
+    result = "\n".join(
+        lines(SlurmConfig(setup="module load cuda"), "run", "a b.yaml", "x={1: '2'}")
+    )
+    assert "run 'a b.yaml'" in result and "module load cuda\n" in result
     file = tmp_path / "script.sh"
-    file.write_text(found)
+    file.write_text(result)
     assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
 
 
 def test_the_layout_is_resolved_for_the_batch_job(tmp_path: Path) -> None:
     words = ["synthetic.batch_rows=32", "slurm.nodes=2", "slurm.gpus=8"]
     ask = RunRequest(model=TINY, out=str(tmp_path / "run"), overrides=words, slurm=True)
-    found = resolve(ask)
-    assert (found.run.device, found.run.precision, found.processes) == ("cuda", "bf16", 16)
-    checks.check(found)  # this machine's devices do not matter
+    result = resolve(ask)
+    assert (result.run.device, result.run.precision, result.processes) == ("cuda", "bf16", 16)
+    checks.check(result)  # this machine's devices do not matter
     with pytest.raises(MisuseError, match=r"processes=8, but a batch job of 2 × 8 has 16"):
         resolve(RunRequest(**{**vars(ask), "overrides": [*words, "processes=8"]}))
 

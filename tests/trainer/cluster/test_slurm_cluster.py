@@ -30,10 +30,10 @@ os.fsync = slowly
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     slurm_cluster.install()
-    made = Cluster(tmp_path_factory.mktemp("slurm"))
-    made.start()
-    yield made
-    made.stop()
+    result = Cluster(tmp_path_factory.mktemp("slurm"))
+    result.start()
+    yield result
+    result.stop()
 
 
 @pytest.fixture(autouse=True)

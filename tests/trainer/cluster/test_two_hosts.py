@@ -24,8 +24,8 @@ ENDLESS = ["synthetic.steps=100000", "checkpoints.every=5", "watch.stall_seconds
 
 @pytest.fixture
 def machines() -> Iterator[tuple[Host, Host]]:
-    with hosts.two_hosts() as made:
-        yield made
+    with hosts.two_hosts() as result:
+        yield result
 
 
 Start = Callable[..., subprocess.Popen[bytes]]

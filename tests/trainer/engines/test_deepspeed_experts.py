@@ -17,10 +17,10 @@ CHANGES = {
 @pytest.mark.slow
 def test_a_changed_deepspeed_is_named(in_processes: Any) -> None:
     layouts = ["deepspeed-1-fp32-ep2", "deepspeed-1-bf16-ep2", "deepspeed-2-fp32-ep2"]
-    found = in_processes(2, "changed_deepspeed", layouts=layouts, model="shared")
+    result = in_processes(2, "changed_deepspeed", layouts=layouts, model="shared")
     for layout in layouts:
-        assert found[layout]["none"] == "starts"
+        assert result[layout]["none"] == "starts"
         for change, part in CHANGES.items():
-            message = found[layout][change]
+            message = result[layout][change]
             assert "differs from the version that headrace splits experts with" in message
             assert part in message and "engine.kind=fsdp2" in message, message

@@ -61,8 +61,8 @@ def test_a_run_in_fp32_has_the_groups_that_it_had() -> None:
 
 @pytest.mark.slow
 def test_every_engine_computes_with_the_masters(in_processes: Any) -> None:
-    found = in_processes(2, "fp32_after_a_step", layouts=ENGINES, model="tiny")
-    for layout, used in found.items():
+    result = in_processes(2, "fp32_after_a_step", layouts=ENGINES, model="tiny")
+    for layout, used in result.items():
         assert {name for name in used if "," not in name} == NAMES, layout
         assert all(used[name] for name in NAMES), (layout, used)
         # Negative control: one step later, bf16 would round each of them.
@@ -80,7 +80,7 @@ def test_a_model_that_samples_keeps_them() -> None:
 def test_they_are_counted_and_shown(ask: Any) -> None:
     """Whole on each rank: a master, a gradient and two moments of 4 bytes."""
     words = ("processes=2", "device=cpu", "engine.kind=fsdp2")
-    about = {each: describe(ask(*words, f"precision={each}")) for each in ("fp32", "bf16")}
+    about = {item: describe(ask(*words, f"precision={item}")) for item in ("fp32", "bf16")}
     shown = {each: "\n".join(lines(found)) for each, found in about.items()}
     count = 2 * 36 * 16 + 3 * 6
     assert f"fp32         {count:,} parameters: blocks.*.hyena-li.rates, " in shown["bf16"]

@@ -54,10 +54,10 @@ def test_a_pattern_matches_names_and_operators() -> None:
 def test_the_first_match_counts_and_every_parameter_is_in_one_group() -> None:
     model = tiny()
     first, second = GroupConfig(match="*.qkv.*"), GroupConfig(match="blocks.0.*")
-    found = chosen(model, first, second)
-    assert "blocks.0.mixer.operator.qkv.weight" in found["*.qkv.*"]
-    assert "blocks.0.mixer.operator.output.weight" in found["blocks.0.*"]
-    names = [name for group in found.values() for name in group]
+    result = chosen(model, first, second)
+    assert "blocks.0.mixer.operator.qkv.weight" in result["*.qkv.*"]
+    assert "blocks.0.mixer.operator.output.weight" in result["blocks.0.*"]
+    names = [name for group in result.values() for name in group]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
 
 

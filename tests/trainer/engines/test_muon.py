@@ -34,12 +34,12 @@ def by_singular_values(matrix: torch.Tensor, iterations: int = 5) -> torch.Tenso
 @pytest.mark.parametrize("shape", [(7, 12), (12, 7), (3, 5, 4), (1, 6)])
 def test_singular_values_approach_one(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    found = orthogonalize(matrix, 5, torch.float32)
-    assert torch.allclose(found.double(), by_singular_values(matrix), atol=2e-5)
-    values = torch.linalg.svdvals(found)
+    result = orthogonalize(matrix, 5, torch.float32)
+    assert torch.allclose(result.double(), by_singular_values(matrix), atol=2e-5)
+    values = torch.linalg.svdvals(result)
     assert float(values.min()) > 0.6 and float(values.max()) < 1.25
     rounded = orthogonalize(matrix, 5, torch.bfloat16)
-    assert 1e-4 < float((rounded - found).abs().max()) < 0.1
+    assert 1e-4 < float((rounded - result).abs().max()) < 0.1
 
 
 def test_zeros_stay_zeros() -> None:
@@ -71,28 +71,28 @@ PROJECTIONS = {
 
 def test_only_projections_of_operators_are_matrices() -> None:
     config = load_model_config(CONFIGS / "every.yaml")
-    found = find_matrices(config)
+    result = find_matrices(config)
     for name, parameter in Model(config).named_parameters():
         ends = ".".join(name.split(".")[-2:])
         expected = ends in PROJECTIONS or name.split(".")[-2:] == ["down", "weight"]
         expected |= ".qkv." in name and name.endswith("down.weight")
-        assert (name in found) == expected, name
-        if name in found:
-            assert found[name].shape == tuple(parameter.shape)
-            assert sum(found[name].rows) == parameter.shape[-2]
-    assert found["blocks.0.mixer.operator.qkv.weight"].rows == (24, 24, 24)
-    assert found["blocks.7.mlp.operator.gate_up"].rows == (21, 21)
+        assert (name in result) == expected, name
+        if name in result:
+            assert result[name].shape == tuple(parameter.shape)
+            assert sum(result[name].rows) == parameter.shape[-2]
+    assert result["blocks.0.mixer.operator.qkv.weight"].rows == (24, 24, 24)
+    assert result["blocks.7.mlp.operator.gate_up"].rows == (21, 21)
 
 
 def test_every_tensor_has_an_owner_and_work_is_balanced() -> None:
-    found = assign_owners({"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 1.0}, 2)
-    assert found == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}
+    result = assign_owners({"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 1.0}, 2)
+    assert result == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}
 
 
 def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
     """Compared with a separate loop: torch's AdamW and clipping, singular values in fp64."""
     engine = work.make_engine(REFERENCE, parallel, optimizer="muon", weight_decay=0.2)
-    ours = {each.parameter: each.data for each in masters(engine.fragments())}
+    ours = {master.parameter: master.data for master in masters(engine.fragments())}
     config = load_model_config(CONFIGS / "tiny.yaml")
     model = Model(config)
     model.init_weights(3)
@@ -168,13 +168,13 @@ def beside_one(
     for place in (alone, together):
         place.mkdir()
     reference = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
-    found = in_processes(processes, "parity", together, layouts=layouts, **arguments, **options)
-    wanted = torch.load(alone / f"{REFERENCE}.pt")
+    result = in_processes(processes, "parity", together, layouts=layouts, **arguments, **options)
+    expected = torch.load(alone / f"{REFERENCE}.pt")
     worst = {}
-    for layout, steps in found.items():
+    for layout, steps in result.items():
         have = torch.load(together / f"{layout}.pt")
-        assert have.keys() == wanted.keys()
-        weight = max(float((have[key] - wanted[key]).abs().max()) for key in wanted)
+        assert have.keys() == expected.keys()
+        weight = max(float((have[key] - expected[key]).abs().max()) for key in expected)
         worst[layout] = (*apart(steps, reference), weight)
     return worst
 
@@ -216,9 +216,9 @@ def test_momentum_moves_between_layouts(in_processes: Any, tmp_path: Path) -> No
     options = {"steps": 2, "optimizer": "muon"}
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, **options)
     options |= {"sources": layouts, "targets": layouts, "used": True}
-    found = in_processes(2, "load_all", tmp_path, **options)
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+    result = in_processes(2, "load_all", tmp_path, **options)
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert all(result[f"{name} → {name}"][1] == kept[name] for name in layouts)
 
 
 def test_moments_of_another_optimizer_are_refused(in_processes: Any, tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ PAIRS = {
 def test_offloading_changes_no_bit(in_processes: Any, tmp_path: Path, names: list[str]) -> None:
     pairs = {name: PAIRS[name] for name in names}
     layouts = [*pairs, *pairs.values()]
-    found = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
+    result = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
     for offloaded, plain in pairs.items():
-        assert found[offloaded] == found[plain], offloaded
-        have, wanted = (torch.load(tmp_path / f"{name}.pt") for name in (offloaded, plain))
-        assert have.keys() == wanted.keys()
-        assert all(torch.equal(have[key], wanted[key]) for key in wanted), offloaded
+        assert result[offloaded] == result[plain], offloaded
+        have, expected = (torch.load(tmp_path / f"{name}.pt") for name in (offloaded, plain))
+        assert have.keys() == expected.keys()
+        assert all(torch.equal(have[key], expected[key]) for key in expected), offloaded
 
 
 @pytest.mark.slow
@@ -62,12 +62,12 @@ def test_offloading_split_experts_changes_no_bit(
     """On four ranks, two hold each expert."""
     plain = [layout.replace("-offload", "") for layout in layouts]
     every = [*layouts, *plain]
-    found = in_processes(world, "parity", tmp_path, layouts=every, steps=2, model="shared")
+    result = in_processes(world, "parity", tmp_path, layouts=every, steps=2, model="shared")
     for name, other in zip(layouts, plain, strict=True):
-        assert found[name] == found[other], name
-        have, wanted = (torch.load(tmp_path / f"{each}.pt") for each in (name, other))
-        assert have.keys() == wanted.keys()
-        assert all(torch.equal(have[key], wanted[key]) for key in wanted), name
+        assert result[name] == result[other], name
+        have, expected = (torch.load(tmp_path / f"{item}.pt") for item in (name, other))
+        assert have.keys() == expected.keys()
+        assert all(torch.equal(have[key], expected[key]) for key in expected), name
 
 
 @pytest.mark.long
@@ -75,9 +75,9 @@ def test_checkpoints_load_with_and_without(in_processes: Any, tmp_path: Path) ->
     layouts = ["deepspeed-3-bf16-offload", "fsdp2-0-bf16"]
     kept = in_processes(2, "save_all", tmp_path, layouts=layouts, steps=1)
     task = {"sources": layouts, "targets": layouts, "steps": 1, "used": True}
-    found = in_processes(2, "load_all", tmp_path, **task)
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in layouts)
+    result = in_processes(2, "load_all", tmp_path, **task)
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert all(result[f"{name} → {name}"][1] == kept[name] for name in layouts)
 
 
 @pytest.mark.long

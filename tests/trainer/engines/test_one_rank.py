@@ -179,5 +179,5 @@ def test_each_engine_continues_the_others_checkpoint(
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_discarded_step_changes_nothing(in_processes: Any, precision: str) -> None:
     layout = f"fsdp2-0-{precision}"
-    found = in_processes(1, "left_out", Path(), layouts=[layout], model="shared")
-    assert found == {layout: [False, True, True, True]}
+    result = in_processes(1, "left_out", Path(), layouts=[layout], model="shared")
+    assert result == {layout: [False, True, True, True]}

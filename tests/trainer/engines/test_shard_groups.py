@@ -63,17 +63,17 @@ def test_a_layers_own_shard_group_is_counted() -> None:
 
 def test_kept_weights_change_no_bit_on_one_rank(work: ModuleType, parallel: Parallel) -> None:
     layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-kept"]
-    losses = [work.train(work.make_engine(each, parallel), parallel, 0, 2) for each in layouts]
+    losses = [work.train(work.make_engine(layout, parallel), parallel, 0, 2) for layout in layouts]
     assert losses[0] == losses[1]
 
 
 @pytest.mark.long
 def test_kept_weights_change_no_bit_and_save_gathers(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-kept", "fsdp2-0-fp32-own"]
-    found = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
-    assert found[layouts[0]] == found[layouts[1]]
+    result = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
+    assert result[layouts[0]] == result[layouts[1]]
     counts = in_processes(2, "collectives", tmp_path, layouts=layouts)
-    gathers = [counts[each]["all-gather"][0] for each in layouts]
+    gathers = [counts[layout]["all-gather"][0] for layout in layouts]
     assert gathers[0] - gathers[1] == 4 * 3, counts  # four micro-batches, three layers
 
 
@@ -85,9 +85,9 @@ def test_own_shard_groups_are_the_same_model(in_processes: Any, tmp_path: Path) 
     hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-own"], "every"))
     saved = ["fsdp2-0-bf16-own", "fsdp2-0-bf16"]
     kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=2)
-    found = in_processes(2, "load_all", tmp_path, sources=saved, targets=saved, steps=2, used=True)
-    assert {worst for worst, _ in found.values()} == {0.0}
-    assert all(found[f"{name} → {name}"][1] == kept[name] for name in saved)
+    result = in_processes(2, "load_all", tmp_path, sources=saved, targets=saved, steps=2, used=True)
+    assert {worst for worst, _ in result.values()} == {0.0}
+    assert all(result[f"{name} → {name}"][1] == kept[name] for name in saved)
 
 
 @pytest.mark.parametrize(

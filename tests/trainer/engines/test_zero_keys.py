@@ -20,11 +20,11 @@ ROUNDED, EXACT = "deepspeed-2-fp32-reduced16", "deepspeed-2-fp32"
 @pytest.mark.long
 def test_keys_of_communication_change_no_bit(in_processes: Any, tmp_path: Path) -> None:
     layouts = [*SAME, *SAME.values(), ROUNDED]
-    found = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
+    result = in_processes(2, "parity", tmp_path, layouts=layouts, steps=2)
     for changed, plain in SAME.items():
-        assert found[changed] == found[plain], changed
-        have, wanted = (torch.load(tmp_path / f"{name}.pt") for name in (changed, plain))
-        assert all(torch.equal(have[key], wanted[key]) for key in wanted), changed
+        assert result[changed] == result[plain], changed
+        have, expected = (torch.load(tmp_path / f"{name}.pt") for name in (changed, plain))
+        assert all(torch.equal(have[key], expected[key]) for key in expected), changed
     # Negative control, and proof that the key counts: bf16 on the wire rounds.
-    norms = [found[name][0][1] for name in (ROUNDED, EXACT)]
+    norms = [result[name][0][1] for name in (ROUNDED, EXACT)]
     assert 1e-6 < abs(norms[0] / norms[1] - 1) < 1e-2

@@ -22,10 +22,10 @@ def engine(*words: str) -> Any:
 
 
 def settings(*words: str, precision: Any = BF16, device: str = "cuda") -> dict[str, Any]:
-    found: dict[str, Any] = engine(*words).settings(
+    result: dict[str, Any] = engine(*words).settings(
         precision, device, 512, 256, split_experts=False
     )
-    return found
+    return result
 
 
 def test_keys_reach_deepspeed_under_its_own_names() -> None:
@@ -43,8 +43,8 @@ def test_keys_reach_deepspeed_under_its_own_names() -> None:
     assert changed["communication_data_type"] == "bf16" and changed["wall_clock_breakdown"] is True
     # The optimizer stays headrace's: DeepSpeed's own is compiled C++.
     assert changed["zero_force_ds_cpu_optimizer"] is False
-    wanted = {"stage": 3, "zero_hpz_partition_size": 8, "sub_group_size": 100_000_000}
-    assert wanted.items() <= changed[ZERO].items()
+    expected = {"stage": 3, "zero_hpz_partition_size": 8, "sub_group_size": 100_000_000}
+    assert expected.items() <= changed[ZERO].items()
     assert changed[ZERO]["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     on_cpu = settings("offload_optimizer=cpu", device="cpu")
     assert on_cpu[ZERO]["offload_optimizer"]["pin_memory"] is False, "there is nothing to pin for"
@@ -67,8 +67,8 @@ def test_keys_reach_deepspeed_under_its_own_names() -> None:
 def test_reductions_overlap_with_the_backward_pass_on_a_gpu(
     words: list[str], precision: Any, device: str, overlaps: bool
 ) -> None:
-    found = settings(*words, precision=precision, device=device)
-    assert found[ZERO]["overlap_comm"] is overlaps
+    result = settings(*words, precision=precision, device=device)
+    assert result[ZERO]["overlap_comm"] is overlaps
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_deepspeed_knows_every_name() -> None:
     ours = {path.partition(".")[2] for path in OWN_KEYS if path.startswith(ZERO)} | {*EXTRA[ZERO]}
     assert ours <= known and "sub_group_sise" not in known
     assert DeepSpeedZeroConfig().param_persistence_threshold == PERSISTENT
-    found = Theirs({**settings("zero=3", "offload_optimizer=cpu"), "train_batch_size": 1})
-    zero = found.zero_config
+    result = Theirs({**settings("zero=3", "offload_optimizer=cpu"), "train_batch_size": 1})
+    zero = result.zero_config
     assert zero.offload_optimizer.device == "cpu" and zero.overlap_comm
-    assert found.zero_force_ds_cpu_optimizer is False
+    assert result.zero_force_ds_cpu_optimizer is False
 
 
 def test_the_description_names_what_is_unusual() -> None:

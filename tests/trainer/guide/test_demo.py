@@ -49,11 +49,11 @@ def test_the_dna_is_deterministic_and_has_lower_case_repeats(tmp_path: Path) -> 
 
 
 def test_corpora_are_collected_once(tmp_path: Path) -> None:
-    made = demo.Demo(tmp_path)
-    made.collect()
+    result = demo.Demo(tmp_path)
+    result.collect()
     mark = tmp_path / "corpora" / "code" / "mine.py"
     mark.touch()
-    made.collect()
+    result.collect()
     assert mark.exists()
     assert not (tmp_path / "corpora.unfinished").exists()
 
@@ -78,7 +78,7 @@ def test_a_complete_demo_and_a_second_that_reuses_it(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     folder = tmp_path / "run"
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    names = [each["event"] for each in events if each["event"] not in ("checkpoint", "memory")]
+    names = [event["event"] for event in events if event["event"] not in ("checkpoint", "memory")]
     assert names == ["start", "first step", "stop", "resume", "first step", "finish"]
     assert events[0]["layout"]["engine"] == "one rank, nothing sharded"
     assert events[0]["layout"]["processes"] == 2

@@ -36,7 +36,7 @@ def fits(name: str) -> None:
     job = shipped.resolve_job(RECIPES[name])
     usable = Hardware.load("h100").usable_memory
     for stage in range(job.run.layout.pp):
-        most = max(device_bytes(each.parts) for each in timelines(job, stage))
+        most = max(device_bytes(timeline.parts) for timeline in timelines(job, stage))
         assert most < 0.9 * usable, f"{name}: {format_bytes(most)}"
 
 
@@ -130,11 +130,11 @@ def test_a_recipe_takes_the_weights_and_sources_of_its_parent(name: str, parent:
     ours, theirs = (
         {each: parameter.shape for each, parameter in model.named_parameters()}
         for model in (
-            build_meta(shipped.resolve_job(RECIPES[each]).model) for each in (name, parent)
+            build_meta(shipped.resolve_job(RECIPES[item]).model) for item in (name, parent)
         )
     )
     assert ours == theirs
-    mixture, before = (read(RECIPES[each].mixture_file).mixture for each in (name, parent))
+    mixture, before = (read(RECIPES[item].mixture_file).mixture for item in (name, parent))
     known = mixture.sources.keys() | before.sources.keys() | before.phases.keys()
     for phase_name, phase in mixture.phases.items():
         assert set(phase.weights) <= known
@@ -155,13 +155,13 @@ def test_a_recipe_is_listed_and_copied(tmp_path: Path) -> None:
     out = tmp_path / "mine"
     done = CliRunner().invoke(shipped.main, ["fine-tuning", "--out", str(out), "--json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.output)
-    pin_keys("recipe", found)
-    assert found["command"] == (
+    result = json.loads(done.output)
+    pin_keys("recipe", result)
+    assert result["command"] == (
         f"trainer run {out}/run.yaml --model llama3.2-1b --mixture {out}/mixture.yaml "
         "--out runs/fine-tuning --processes 1"
     )
-    assert config.load(Mixture, out / "mixture.yaml").phases and found["memory"]["masters"]
+    assert config.load(Mixture, out / "mixture.yaml").phases and result["memory"]["masters"]
     assert shipped.UNTRIED in CliRunner().invoke(shipped.main, ["fine-tuning"]).output
     again = CliRunner().invoke(shipped.main, ["fine-tuning", "--out", str(out)])
     assert "already exists" in str(again.exception)

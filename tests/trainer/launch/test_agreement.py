@@ -136,7 +136,7 @@ def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
         (tmp_path / f"{name}.yaml").write_text(text)
 
     def answers(name: str) -> str:
-        mixtures = [str(tmp_path / f"{each}.yaml") for each in ("first", name)]
+        mixtures = [str(tmp_path / f"{item}.yaml") for item in ("first", name)]
         one, other = two.run("start", tmp_path, [[], []], mixtures=mixtures)
         assert one == other
         return str(one)

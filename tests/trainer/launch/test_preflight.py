@@ -196,15 +196,15 @@ def test_a_missing_compiler_is_named_before_the_start(
     script(tmp_path / "works", 'while [ "$1" != -o ]; do shift; done; echo > "$2"')
     monkeypatch.setenv("CXX", str(tmp_path / compiler))
     words = "is not installed" if compiler == "missing" else "fails: fatal error: Python.h is not"
-    found = ask("engine.compile=true")
+    result = ask("engine.compile=true")
     with pytest.raises(MissingError, match=rf"needs a C\+\+ compiler on CPU: .*{words}") as caught:
-        start.start(found, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
+        start.start(result, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
     assert "CXX" in str(caught.value.hint)
-    assert not found.folder.root.exists()
+    assert not result.folder.root.exists()
     checks.check_machine(ask("engine.compile=true", "engine.compile_backend=aot_eager"))
     checks.check_machine(ask())
     monkeypatch.setenv("CXX", str(tmp_path / "works"))
-    checks.check_machine(found)
+    checks.check_machine(result)
 
 
 def test_what_kernels_need_is_named_before_the_start(
@@ -234,9 +234,9 @@ def script(file: Path, text: str) -> None:
 
 
 def test_a_vocabulary_larger_than_the_models_is_rejected(ask: Any) -> None:
-    found = ask()
+    result = ask()
     with pytest.raises(PlanError, match="has 50 ids, the model embeds 37"):
-        checks.check(replace(found, plan=replace(found.plan, vocab_size=50)))
+        checks.check(replace(result, plan=replace(result.plan, vocab_size=50)))
 
 
 def test_an_impossible_folder_is_rejected_early(ask: Any, tmp_path: Path) -> None:
@@ -247,9 +247,9 @@ def test_an_impossible_folder_is_rejected_early(ask: Any, tmp_path: Path) -> Non
 
 
 def test_all_problems_are_reported_together(ask: Any) -> None:
-    found = ask("processes=5", "model.learned_positions=8", "engine.kind=fsdp2", "engine.shard=3")
+    result = ask("processes=5", "model.learned_positions=8", "engine.kind=fsdp2", "engine.shard=3")
     with pytest.raises(SeveralErrors) as caught:
-        checks.check(found)
+        checks.check(result)
     for part in ("engine.shard=3 does not divide", "the model's position table"):
         assert part in str(caught.value)
 
@@ -308,13 +308,13 @@ def test_a_disk_too_small_for_a_checkpoint_is_rejected(
     ask: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    found = ask()
+    result = ask()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(StorageError, match="one checkpoint takes"):
-        start.start(found, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
-    assert not found.folder.root.exists()
+        start.start(result, StartOptions(), mock.Mock(), mock.Mock(), mock.Mock())
+    assert not result.folder.root.exists()
     with pytest.raises(StorageError, match="1 byte free, and one checkpoint takes"):
-        checks.check_disk(found)
+        checks.check_disk(result)
 
 
 def test_initial_weights_define_the_model_and_fit_it(
@@ -325,9 +325,9 @@ def test_initial_weights_define_the_model_and_fit_it(
 
     model = Model(load_model_config("tiny-transformer"))
     run = checkpoint_of(model, 3)
-    found = ask(f"init_from.path={run.root}", model=None, out=tmp_path / "new")
-    assert found.model == model.config and found.run.init_from.step == 3, "pinned"
-    checks.check(found)
+    result = ask(f"init_from.path={run.root}", model=None, out=tmp_path / "new")
+    assert result.model == model.config and result.run.init_from.step == 3, "pinned"
+    checks.check(result)
     other = ask(f"init_from.path={run.root}", out=tmp_path / "new")
     with pytest.raises(CheckpointError, match="belong to another model") as caught:
         checks.check(other)
@@ -335,11 +335,11 @@ def test_initial_weights_define_the_model_and_fit_it(
 
 
 def test_a_snapshot_needs_a_gpu_and_a_step_of_the_plan(ask: Any) -> None:
-    found = ask()
+    result = ask()
     with pytest.raises(MisuseError, match="needs a GPU") as caught:
-        checks.check_profile(found, StartOptions(memory_snapshot=2))
+        checks.check_profile(result, StartOptions(memory_snapshot=2))
     assert "--profile 2:3" in str(caught.value.hint)
-    gpu = replace(found, run=replace(found.run, device="cuda"))
+    gpu = replace(result, run=replace(result.run, device="cuda"))
     checks.check_profile(gpu, StartOptions(memory_snapshot=2))
     with pytest.raises(MisuseError, match="--memory-snapshot 6: the plan has steps 0 to 5"):
         checks.check_profile(gpu, StartOptions(memory_snapshot=6))

@@ -23,14 +23,14 @@ STEP = 4
 
 @pytest.fixture
 def job(ask: Any) -> Job:
-    found: Job = ask()
-    found.folder.root.mkdir()
-    for name in (found.folder.ledger, found.folder.metrics):
+    result: Job = ask()
+    result.folder.root.mkdir()
+    for name in (result.folder.ledger, result.folder.metrics):
         writer = lines.LineWriter(name)
         for step in range(6):
             writer.write({"step": step, "first_row": 4 * step, "rows": 4, "hash": f"{step:032x}"})
         writer.close()
-    return found
+    return result
 
 
 def state(job: Job, step: int = STEP) -> RunState:

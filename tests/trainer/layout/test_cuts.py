@@ -28,9 +28,9 @@ def greatest(cuts: tuple[int, ...], layers: list[float], head: float) -> float:
 
 @given(costs, heads, st.integers(1, 4))
 def test_the_greatest_chunk_is_as_small_as_any(layers, head, chunks) -> None:
-    found = minimax_cuts(layers, chunks, head)
+    result = minimax_cuts(layers, chunks, head)
     every = combinations(range(1, len(layers)), chunks - 1)
-    assert greatest(found, layers, head) == min(greatest(cuts, layers, head) for cuts in every)
+    assert greatest(result, layers, head) == min(greatest(cuts, layers, head) for cuts in every)
 
 
 @settings(deadline=None)
@@ -38,10 +38,10 @@ def test_the_greatest_chunk_is_as_small_as_any(layers, head, chunks) -> None:
 def test_chosen_cuts_are_never_slower_than_even_cuts(layers, head, case) -> None:
     schedule, stages, chunks = case
     orders = SCHEDULES[schedule].orders(stages, chunks, ROUNDS * stages)
-    found = fastest_cuts(schedule, stages, chunks, layers, head)
-    assert sorted(set(found)) == list(found) and found[0] > 0 and found[-1] < len(layers)
+    result = fastest_cuts(schedule, stages, chunks, layers, head)
+    assert sorted(set(result)) == list(result) and result[0] > 0 and result[-1] < len(layers)
     equal = even_cuts(len(layers), stages * chunks)
-    assert simulated_time(orders, found, layers, head) <= simulated_time(
+    assert simulated_time(orders, result, layers, head) <= simulated_time(
         orders, equal, layers, head
     )
 

@@ -22,8 +22,8 @@ def orders(draw: st.DrawFn) -> Orders:
     name = draw(st.sampled_from(sorted(SCHEDULES)))
     stages, micro_batches = draw(st.integers(1, 5)), draw(st.integers(1, 9))
     chunks = draw(st.integers(2, 3)) if name == "interleaved" and stages > 1 else 1
-    made = SCHEDULES[name].orders(stages, chunks, micro_batches)
-    return forward_only(made) if draw(st.booleans()) else made
+    result = SCHEDULES[name].orders(stages, chunks, micro_batches)
+    return forward_only(result) if draw(st.booleans()) else result
 
 
 def of_all(made: Orders) -> Found:
@@ -61,42 +61,44 @@ def received_by(found: Found) -> dict[StageAction, StageAction]:
 @given(orders())
 def test_each_message_is_received_once_in_the_order_of_its_wire(made: Orders) -> None:
     """It comes before the action that needs it, and every schedule ends."""
-    found, wanted = of_all(made), receivers(made)
+    result, expected = of_all(made), receivers(made)
     place = {action: n for order in made for n, action in enumerate(order)}
-    for stage, own in enumerate(found):
+    for stage, own in enumerate(result):
         for kind, hop in HOPS.items():
             taken = [
-                each
+                item
                 for action in made[stage]
                 if action.kind == kind
-                for each in own[action].received
+                for item in own[action].received
             ]
             sender = made[(stage - hop) % len(made)]
-            sent = [wanted[action] for action in sender if action.kind == kind and action in wanted]
+            sent = [
+                expected[action] for action in sender if action.kind == kind and action in expected
+            ]
             assert taken == sent[: len(taken)]
-    by = received_by(found)
-    assert by.keys() == set(wanted.values())
+    by = received_by(result)
+    assert by.keys() == set(expected.values())
     assert all(place[action] <= place[taker] for taker, action in by.items())
-    assert nx.is_directed_acyclic_graph(causes(made, found))
+    assert nx.is_directed_acyclic_graph(causes(made, result))
 
 
 @given(orders())
 def test_a_message_that_counts_as_arrived_was_received_in_every_run(made: Orders) -> None:
-    found, wanted = of_all(made), receivers(made)
-    graph, by = causes(made, found), received_by(found)
-    for own in found:
+    result, expected = of_all(made), receivers(made)
+    graph, by = causes(made, result), received_by(result)
+    for own in result:
         for action, each in own.items():
             for earlier in each.arrived:
-                assert nx.has_path(graph, by[wanted[earlier]], action)
+                assert nx.has_path(graph, by[expected[earlier]], action)
 
 
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("micro_batches", [8, 40])
 def test_few_gradients_are_on_their_way(stages: int, micro_batches: int) -> None:
     """Without the proof a rank on gloo would keep those of all micro-batches."""
-    made = SCHEDULES["1f1b"].orders(stages, 1, micro_batches)
+    result = SCHEDULES["1f1b"].orders(stages, 1, micro_batches)
     for stage in range(1, stages):
-        most = max(_on_their_way(made[stage], messages_by_action(made, stage)))
+        most = max(_on_their_way(result[stage], messages_by_action(result, stage)))
         assert most <= stages - stage + 1
 
 
@@ -106,6 +108,6 @@ def _on_their_way(
     """Yield the gradients of earlier actions that have not arrived when each action begins."""
     waiting = 0
     for action in order:
-        waiting -= sum(each.kind == "backward" for each in found[action].arrived)
+        waiting -= sum(item.kind == "backward" for item in found[action].arrived)
         yield waiting
         waiting += action.kind == "backward"

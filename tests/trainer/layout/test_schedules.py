@@ -92,8 +92,8 @@ def differences(schedule: Schedule, stages: int, chunks: int, micro_batches: int
     """Return the answers of a schedule that its lists contradict."""
     sizes, listed = (stages, chunks, micro_batches), Listed(schedule)
     answers = {
-        "fullest": [each.fullest_moment(stages - 1, *sizes) for each in (schedule, listed)],
-        "fullest of the first": [each.fullest_moment(0, *sizes) for each in (schedule, listed)],
+        "fullest": [item.fullest_moment(stages - 1, *sizes) for item in (schedule, listed)],
+        "fullest of the first": [item.fullest_moment(0, *sizes) for item in (schedule, listed)],
     }
     wrong = [name for name, (said, true) in answers.items() if said != true]
     sample = stages, chunks, schedule.sample_size(stages, micro_batches)
@@ -115,8 +115,8 @@ def test_closed_forms_are_those_of_the_lists(case, pp, m) -> None:
 def test_no_step_ends_before_the_bound_of_a_stage(name, pp, m) -> None:
     """On equal stages the bound is the time of the step, for the first stage."""
     schedule, costs = SCHEDULES[name], {"forward": [1.0] * pp, "backward": [2.0] * pp}
-    [bound] = schedule.bound(m, pp, *(np.array([each]) for each in (3.0, 2.0, 3.0 * pp)))
-    [plain] = Listed(schedule).bound(m, pp, *(np.array([each]) for each in (3.0, 2.0, 3.0 * pp)))
+    [bound] = schedule.bound(m, pp, *(np.array([item]) for item in (3.0, 2.0, 3.0 * pp)))
+    [plain] = Listed(schedule).bound(m, pp, *(np.array([item]) for item in (3.0, 2.0, 3.0 * pp)))
     assert plain <= bound <= simulate(schedule.orders(pp, 1, m), costs).time
 
 
@@ -127,9 +127,9 @@ def test_a_wrong_closed_form_is_found() -> None:
         def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
             return SCHEDULES["gpipe"].orders(stages, chunks, micro_batches)
 
-    found = ["fullest", "fullest of the first", "sample_size", "warm_up"]
-    assert differences(Wrong(), 2, 1, 8) == found
-    assert differences(Wrong(), 1, 1, 8) == found
+    result = ["fullest", "fullest of the first", "sample_size", "warm_up"]
+    assert differences(Wrong(), 2, 1, 8) == result
+    assert differences(Wrong(), 1, 1, 8) == result
 
 
 def test_a_deadlock_is_found() -> None:

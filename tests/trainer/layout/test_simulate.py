@@ -40,11 +40,11 @@ def test_a_step_is_the_longest_path_of_its_passes(
     costs = {kind: [draw.random() for _ in range(stages * chunks)] for kind in kinds}
     message = draw.choice([0.0, draw.random()])
     hops = [message] * (stages * chunks - 1)
-    found = simulate(orders, costs, message).time
-    assert found == pytest.approx(longest_path(orders, costs, hops))
+    result = simulate(orders, costs, message).time
+    assert result == pytest.approx(longest_path(orders, costs, hops))
     hops = [draw.random() for _ in hops]
-    found = simulate(orders, costs, hops).time
-    assert found == pytest.approx(longest_path(orders, costs, hops))
+    result = simulate(orders, costs, hops).time
+    assert result == pytest.approx(longest_path(orders, costs, hops))
 
 
 def longest_path(orders: Orders, costs: dict[Kind, list[float]], hops: list[float]) -> float:

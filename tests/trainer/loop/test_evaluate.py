@@ -51,13 +51,13 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_held_out_rows_are_the_same_each_time(plan: Plan) -> None:
-    found = held_out_plan(EvaluateConfig(rows=8), plan)
-    assert found.hash == held_out_plan(EvaluateConfig(rows=8), plan).hash
-    assert [source.url.rsplit("/", 1)[1] for source in found.sources] == ["val", "val"]
-    tokens = [source.order.tokens for source in found.sources]
-    rows = [phase.rows for phase in found.phases]
-    assert rows == [min(8, (each - 1) // 16) for each in tokens]
-    assert all(phase.steps == 1 and phase.seq_len == 16 for phase in found.phases)
+    result = held_out_plan(EvaluateConfig(rows=8), plan)
+    assert result.hash == held_out_plan(EvaluateConfig(rows=8), plan).hash
+    assert [source.url.rsplit("/", 1)[1] for source in result.sources] == ["val", "val"]
+    tokens = [source.order.tokens for source in result.sources]
+    rows = [phase.rows for phase in result.phases]
+    assert rows == [min(8, (token - 1) // 16) for token in tokens]
+    assert all(phase.steps == 1 and phase.seq_len == 16 for phase in result.phases)
 
 
 def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Parallel) -> None:
@@ -79,11 +79,11 @@ def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Para
     load_weights(engine, dict(model.named_parameters()))
     before = [fragment.data.clone() for fragment in engine.fragments()]
     evaluator = Evaluator(rows, Loader(rows, micro_batch=3), parallel, every=1)
-    found = evaluator(engine)
-    assert found.names == ["web", "code"] and found.stats.rows == [5, 5]
-    assert found.stats.losses == pytest.approx(sums, rel=1e-5)
-    assert found.stats.weights == pytest.approx(weights)
-    assert evaluator(engine).stats == found.stats
+    result = evaluator(engine)
+    assert result.names == ["web", "code"] and result.stats.rows == [5, 5]
+    assert result.stats.losses == pytest.approx(sums, rel=1e-5)
+    assert result.stats.weights == pytest.approx(weights)
+    assert evaluator(engine).stats == result.stats
     assert objective.training and all(p.grad is None for p in objective.parameters())
     after = [fragment.data for fragment in engine.fragments()]
     assert all(map(torch.equal, before, after))
@@ -130,6 +130,6 @@ def test_evaluation_does_not_change_training(
     trainer.run(*words)
     assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", whole)
     assert trainer.losses() == trainer.losses(whole)
-    found = trainer.lines("evaluations.jsonl")
-    assert [entry["step"] for entry in found] == [1, 3, 5]
-    assert found[0]["sources"].keys() == {"web", "code"}
+    result = trainer.lines("evaluations.jsonl")
+    assert [entry["step"] for entry in result] == [1, 3, 5]
+    assert result[0]["sources"].keys() == {"web", "code"}

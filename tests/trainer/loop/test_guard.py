@@ -76,8 +76,8 @@ def test_a_skipped_step_leaves_no_trace_in_any_engine(
 ) -> None:
     """Two ranks, both or one with a NaN, or asking to discard the step: the next step is that of a
     run without them."""
-    found = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
-    assert list(found) == layouts
-    for layout, (applied, same, counted, continues) in found.items():
+    result = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
+    assert list(result) == layouts
+    for layout, (applied, same, counted, continues) in result.items():
         assert not applied, layout
         assert same and counted and continues, layout

@@ -65,9 +65,9 @@ def evaluated(plan: Plan, data: Path) -> dict[str, str]:
 def test_packed_sources_and_views_have_held_out_rows(data: Path) -> None:
     names = ("code", "packed", "few", "bare")
     plan = planned(data, 64, *names, "view")
-    found = {"code": "code/val", "packed": "code/val/packed-32", "few": "code/val/few"}
-    assert evaluated(plan, data) == found
-    urls = {name: str(data / url) for name, url in found.items()}
+    result = {"code": "code/val", "packed": "code/val/packed-32", "few": "code/val/few"}
+    assert evaluated(plan, data) == result
+    urls = {name: str(data / url) for name, url in result.items()}
     assert unnamed_sources(EvaluateConfig(), plan, urls) == {"bare": None, "view": "code"}
     assert unnamed_sources(EvaluateConfig(sources=urls), plan, urls) == {}, "people have named them"
     twice = {"view": urls["code"], **urls}
@@ -105,11 +105,11 @@ def test_a_dry_run_and_a_start_name_the_sources_without_rows(data: Path, tmp_pat
         assert done.exit_code == 0, done.output
         return done
 
-    found = json.loads(dry("--json").stdout)
-    assert {name: each.get("rows_of", "own") for name, each in found["held_out"].items()} == {
+    result = json.loads(dry("--json").stdout)
+    assert {name: each.get("rows_of", "own") for name, each in result["held_out"].items()} == {
         "code": "own", "view": "code", "bare": None,
     }  # fmt: skip
-    [warning] = found["warnings"]
+    [warning] = result["warnings"]
     assert warning.startswith("no held-out rows of bare: there is no `val` beside its dataset")
     text = dry().output
     assert "held out     view: as code" in text and f"warning      {warning}" in text

@@ -33,8 +33,8 @@ def a_job(tmp_path: Path, *overrides: str, mixture: str | None = None) -> Job:
 )
 def test_the_size_of_the_cache_is_in_bytes(text: str, number: int) -> None:
     data, _ = yaml_text.parse(f"cache_bytes: {text}", source="a test")
-    found = build(DataConfig, data, source="a test").cache_bytes
-    assert found == number and type(found) is int
+    result = build(DataConfig, data, source="a test").cache_bytes
+    assert result == number and type(result) is int
 
 
 def test_a_count_is_no_size(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_a_count_is_no_size(tmp_path: Path) -> None:
 
 
 def test_synthetic_rows_arrive_step_by_step(tmp_path: Path, parallel: Parallel) -> None:
-    found = a_job(tmp_path, "synthetic.steps=4", "synthetic.batch_rows=6", "synthetic.seq_len=8")
-    steps = rows.training_steps(found.plan, parallel, found.run.data)(1, 3)
+    result = a_job(tmp_path, "synthetic.steps=4", "synthetic.batch_rows=6", "synthetic.seq_len=8")
+    steps = rows.training_steps(result.plan, parallel, result.run.data)(1, 3)
     seen = [[row for batch in step for row in batch.rows] for step in steps]
     assert seen == [[*range(6 * n, 6 * n + 6)] for n in (1, 2, 3)]
 
@@ -56,15 +56,15 @@ def test_mixture_rows_and_held_out_rows_are_loaded(tmp_path: Path, parallel: Par
     mixture = tmp_path / "mixture.yaml"
     data = tmp_path / "web" / "train"
     mixture.write_text(f"sources: {{web: {{data: {data}}}}}\nphases: {{one: {PHASE}}}\n")
-    found = a_job(tmp_path, "evaluate.rows=5", mixture=str(mixture))
-    steps = list(rows.training_steps(found.plan, parallel, found.run.data)(0, 4))
+    result = a_job(tmp_path, "evaluate.rows=5", mixture=str(mixture))
+    steps = list(rows.training_steps(result.plan, parallel, result.run.data)(0, 4))
     assert [[len(batch.tokens) for batch in step] for step in steps] == [[4, 4]] * 4
-    found.folder.prepare()
-    assert found.run.evaluate is not None
-    evaluate.plan_held_out(found.run.evaluate, found.plan).save(found.held_out)
-    run = found.run
+    result.folder.prepare()
+    assert result.run.evaluate is not None
+    evaluate.plan_held_out(result.run.evaluate, result.plan).save(result.held_out)
+    run = result.run
     evaluator = rows.load_evaluator(
-        found.held_out, found.run.evaluate, parallel, run.data, run.micro_batch_tokens
+        result.held_out, result.run.evaluate, parallel, run.data, run.micro_batch_tokens
     )
     assert evaluator.names == ["web"]
     (step,) = evaluator.steps

@@ -285,8 +285,8 @@ def test_a_step_that_is_not_applied_has_no_update(parallel: Parallel) -> None:
     loop.run(begin())
     [skipped] = [record for record in kept.records if record.skipped is not None]
     layers = skipped.layers.values()
-    assert all(each["update_norm"] == 0 and each["weight_norm"] > 0 for each in layers)
-    assert any(math.isnan(each["gradient_norm"]) for each in layers)
+    assert all(layer["update_norm"] == 0 and layer["weight_norm"] > 0 for layer in layers)
+    assert any(math.isnan(layer["gradient_norm"]) for layer in layers)
 
 
 def test_a_stop_ends_the_run_after_the_step_that_was_launched_ahead(parallel: Parallel) -> None:
@@ -340,7 +340,7 @@ def test_ledger_and_metrics_are_durable_before_a_checkpoint_is_sealed(
         place = Path(f"/proc/self/fd/{descriptor}").readlink()
         durable[place.name] = os.fstat(descriptor).st_size
         if place == folder.root:
-            durable.update((f"name of {each.name}", 1) for each in place.iterdir())
+            durable.update((f"name of {item.name}", 1) for item in place.iterdir())
         fsync(descriptor)
 
     def seal(path: Path, target: Path, files: Any, state: Any, texts: Any) -> None:

@@ -100,8 +100,8 @@ def test_a_gpu_is_timed_by_events_of_its_compute_stream() -> None:
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], **more: Any) -> None:
-    found = in_processes(ranks, "timed_ranks.own_times", folder, layouts=layouts, **more)
-    for layout, (slow, pairs) in found.items():
+    result = in_processes(ranks, "timed_ranks.own_times", folder, layouts=layouts, **more)
+    for layout, (slow, pairs) in result.items():
         own, whole = zip(*pairs, strict=True)
         naps = own[slow]
         assert naps >= 1.0, layout

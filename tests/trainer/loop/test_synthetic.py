@@ -10,7 +10,7 @@ PLAN = SyntheticPlan(SyntheticConfig(steps=3, seq_len=8, batch_rows=5), 50, 1)
 
 
 def rows_of(step: int, world: int, micro: int) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     counts = set()
     for rank in range(world):
         loader = SyntheticLoader(PLAN, rank=rank, world=world, micro_batch=micro, start_step=step)
@@ -20,10 +20,10 @@ def rows_of(step: int, world: int, micro: int) -> dict[int, list[int]]:
             for place, row in enumerate(batch.rows):
                 assert bool(batch.weights[place].any()) == (row != PADDING)
                 if row != PADDING:
-                    assert row not in found
-                    found[row] = batch.tokens[place].tolist()
+                    assert row not in result
+                    result[row] = batch.tokens[place].tolist()
     assert len(counts) == 1, "every rank has as many micro-batches"
-    return found
+    return result
 
 
 @pytest.mark.parametrize(("world", "micro"), [(1, 1), (1, 5), (2, 2), (3, 1), (5, 4)])

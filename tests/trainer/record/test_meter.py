@@ -21,7 +21,7 @@ MIB = 1 << 20
 def test_the_peak_is_the_highest_sum_in_the_order_of_time() -> None:
     events = [(3, 7, 50), (1, 8, 100), (4, 7, -50), (6, 9, 30), (8, 6, 5), (9, 9, -30)]
     alive = {8, 6}
-    assert find_peak([Allocation(*each) for each in events], alive) == 150
+    assert find_peak([Allocation(*event) for event in events], alive) == 150
     assert find_peak([Allocation(1, 1, -10)]) == 0
 
 
@@ -43,12 +43,12 @@ def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> 
         del more
     meter.end()
     assert [step for step, *_ in meter.timed_steps()] == [2, 3]
-    found = gather_measurements(meter, plan, parallel.control)
-    [memory] = found["memory"]
+    result = gather_measurements(meter, plan, parallel.control)
+    [memory] = result["memory"]
     assert before >= len(kept) and abs(memory - before - 4 * MIB) < MIB / 16
-    phase = found["phases"]["synthetic"]
+    phase = result["phases"]["synthetic"]
     assert phase["steps"] == 2 and phase["seconds"] > 0
-    assert found["memory_phases"] == ["synthetic"] and meter.peak_steps() == [1]
+    assert result["memory_phases"] == ["synthetic"] and meter.peak_steps() == [1]
     other = Meter(torch.device("cpu"), profiled=False)
     for step in range(3):
         other.begin(step)

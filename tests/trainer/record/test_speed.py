@@ -29,14 +29,14 @@ def test_recomputed_layers_count_in_hfu_alone() -> None:
 def test_flops_in_fp8_count_half() -> None:
     """An MFU of 1 is the time of each product at the peak of its precision."""
     config = Fp8Config(smallest=64, ends=1)
-    found = list(iterate_matrices(build_meta(MODEL), config))
-    narrow = sum(each.flops for each in found if each.reason is None)
+    result = list(iterate_matrices(build_meta(MODEL), config))
+    narrow = sum(item.flops for item in result if item.reason is None)
     total = 3 * sum(forward_flops(build_meta(MODEL), 128).values())
     save: Rule = Selective(save=("matmul",))
     for rule, again in (("none", 0), (save, 0), ("operator", 1)):
         rules: tuple[Rule, ...] = (rule,) * len(MODEL.layers)
         plain, fp8 = (
-            count_speed(MODEL, [128], rules=rules, peak=1e12, fp8=each) for each in (None, config)
+            count_speed(MODEL, [128], rules=rules, peak=1e12, fp8=item) for item in (None, config)
         )
         assert fp8.mfu(128, 10) == pytest.approx((total - narrow) * 10 / 1e12)
         saved = (plain.hfu(128, 10) or 0) - (fp8.hfu(128, 10) or 0)

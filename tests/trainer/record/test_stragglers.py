@@ -19,11 +19,11 @@ from headrace.trainer.record.stragglers import BEGINS, ENDS, Slowest, Stragglers
 
 def watch(steps: list[tuple[float, ...]], stages: int = 1, bound: float = 0.1) -> list[Any]:
     """Return the changes that these own times make in steps of one second: [step, kind, rank]."""
-    stragglers, found = Stragglers(bound, 3, stages), []
+    stragglers, result = Stragglers(bound, 3, stages), []
     for number, own in enumerate(steps):
         stragglers.add_step(own, 1.0, 8)
-        found += [(number, kind, rank) for kind, rank, _ in stragglers.changes(number)]
-    return found
+        result += [(number, kind, rank) for kind, rank, _ in stragglers.changes(number)]
+    return result
 
 
 def test_a_rank_that_stays_slow_is_named_once_and_once_when_it_is_mended() -> None:
@@ -49,11 +49,11 @@ def test_a_stage_is_compared_by_its_operations() -> None:
     """The second stage has three times the operations of the first, in rows of 8 tokens, and is
     slow; in rows of 16 it has four times, which explain its time."""
     work = {8: (1.0, 3.0), 16: (1.0, 4.0)}
-    found, even = (Stragglers(0.1, 3, 2, work.__getitem__) for _ in range(2))
+    result, even = (Stragglers(0.1, 3, 2, work.__getitem__) for _ in range(2))
     for step in range(5):
-        slowest = found.add_step((0.2, 0.8), 1.0, 8)
+        slowest = result.add_step((0.2, 0.8), 1.0, 8)
         assert slowest == (1, pytest.approx(0.2), step + 1)
-        changes = [*found.changes(step)]
+        changes = [*result.changes(step)]
         assert [(kind, rank) for kind, rank, _ in changes] == [(BEGINS, 1)] * (step == 2)
         for _, _, what in changes:
             said = "stage 1 (rank 1) is slow: since step 0 the other stages wait for it in 20% of"
@@ -61,8 +61,8 @@ def test_a_stage_is_compared_by_its_operations() -> None:
         even.add_step((0.2, 0.8), 1.0, 16)
         assert not [*even.changes(step)]
     for step in range(5, 8):
-        found.add_step((0.2, 0.6), 1.0, 8)
-        ended = [what for _, _, what in found.changes(step)]
+        result.add_step((0.2, 0.6), 1.0, 8)
+        ended = [what for _, _, what in result.changes(step)]
         assert ended == ["stage 1 (rank 1) is no longer slow, since step 5"] * (step == 7)
 
 
@@ -96,7 +96,7 @@ def test_the_slowest_rank_is_in_the_metrics_and_a_straggler_on_the_terminal(reco
     metrics = run.lines("metrics")
     assert metrics[2] | Slowest(1, 0.5, 3).entry() == metrics[2]
     assert step_scalars(metrics[2])["speed/slowest_lag"] == 0.5
-    [event] = [each for each in run.lines("events") if each["event"] == BEGINS]
+    [event] = [line for line in run.lines("events") if line["event"] == BEGINS]
     assert (event["step"], event["rank"]) == (2, 1)
     text = "rank 1 is slow: since step 0 the other ranks wait for it in 50% of each step"
     assert event["what"] == text and text in run.terminal.getvalue()
@@ -105,16 +105,16 @@ def test_the_slowest_rank_is_in_the_metrics_and_a_straggler_on_the_terminal(reco
 @pytest.mark.slow
 def test_a_slow_rank_is_found_in_a_run(two: Ranks, tmp_path: Path) -> None:
     """In the control run no rank is slow."""
-    found = {}
+    result = {}
     for name, slow in {"slow": 1, "control": None}.items():
         (tmp_path / name).mkdir()
-        found[name] = two.run("slowed", tmp_path / name, slow)[0]
-    events = [(each["event"], each["step"], each["rank"]) for each in found["slow"]["events"]]
+        result[name] = two.run("slowed", tmp_path / name, slow)[0]
+    events = [(item["event"], item["step"], item["rank"]) for item in result["slow"]["events"]]
     assert events == [(BEGINS, 2, 1), (ENDS, 7, 1)]
-    assert found["control"]["events"] == []
-    steps = [each["slowest_steps"] for each in found["slow"]["metrics"]]
+    assert result["control"]["events"] == []
+    steps = [item["slowest_steps"] for item in result["slow"]["metrics"]]
     assert steps == [1, 2, 3, 4, 5, 0, 0, 0]
-    assert all(each["slowest_lag"] == 0 for each in found["control"]["metrics"])
+    assert all(item["slowest_lag"] == 0 for item in result["control"]["metrics"])
 
 
 @pytest.mark.parametrize("bound", [-0.1, 1.0, 5.0, math.nan])

@@ -50,14 +50,14 @@ def test_wrong_settings_of_scores_are_named(word: str, message: str) -> None:
 
 
 def test_every_key_has_a_default() -> None:
-    found = config.load(None)
-    assert found.engine == DeepSpeedConfig(zero=1) and found.layout.tp == 1
+    result = config.load(None)
+    assert result.engine == DeepSpeedConfig(zero=1) and result.layout.tp == 1
 
 
 def test_the_default_engine_needs_no_kind() -> None:
     assert config.load(None, ["engine.zero=3"]).engine == DeepSpeedConfig(zero=3)
-    found = config.load(None, ["engine.kind=fsdp2", "engine.shard=4"])
-    assert found.engine == Fsdp2Config(shard=4)
+    result = config.load(None, ["engine.kind=fsdp2", "engine.shard=4"])
+    assert result.engine == Fsdp2Config(shard=4)
 
 
 def test_every_engine_is_found_by_its_name() -> None:
@@ -67,9 +67,9 @@ def test_every_engine_is_found_by_its_name() -> None:
 
 
 def test_a_written_configuration_is_read_back(tmp_path: Path) -> None:
-    found = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
-    (tmp_path / "run.yaml").write_text(reader.dump(found))
-    assert config.load(tmp_path / "run.yaml") == found
+    result = config.load(None, ["engine.zero=2", "optimizer.lr=1e-4", "init_from.path=runs/x"])
+    (tmp_path / "run.yaml").write_text(reader.dump(result))
+    assert config.load(tmp_path / "run.yaml") == result
 
 
 def test_all_options_of_operators_define_a_run() -> None:

@@ -87,8 +87,8 @@ def test_fp8_defines_a_run(ask: Any, tmp_path: Path) -> None:
 
 def test_the_layout_may_change(ask: Any) -> None:
     saved(ask("processes=2"))
-    found = ask("processes=4", "engine.zero=3", "checkpoints.every=7", "micro_batch_tokens=16")
-    assert found.dp == 4 and found.run.checkpoints.every == 7
+    result = ask("processes=4", "engine.zero=3", "checkpoints.every=7", "micro_batch_tokens=16")
+    assert result.dp == 4 and result.run.checkpoints.every == 7
 
 
 def test_what_divides_a_micro_batch_defines_a_run_that_balances_over_it(

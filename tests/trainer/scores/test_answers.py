@@ -24,11 +24,11 @@ def decode(ids: Sequence[int]) -> str:
 def test_it_ends_at_the_id_that_completes_a_stop_sequence(text: str, until: list[str]) -> None:
     ids = list(text.encode())
     ended = stop_condition(until, decode)
-    found = next((n for n in range(1, len(ids) + 1) if ended(ids[:n])), None)
+    result = next((n for n in range(1, len(ids) + 1) if ended(ids[:n])), None)
     stops = [stop for stop in until if stop and stop in text]
     ends = [len((text[: text.index(stop)] + stop).encode()) for stop in stops]
     first = min(ends, default=None)
-    assert found == first
+    assert result == first
 
 
 def test_a_part_of_a_character_is_not_its_text() -> None:

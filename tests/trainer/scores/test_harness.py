@@ -64,17 +64,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     folder = tmp_path_factory.mktemp("tasks")
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    result = Tokenizer(models.BPE())
+    result.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    result.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(
+    result.train_from_iterator(
         [TEXT] * 3,
         trainers.BpeTrainer(
             vocab_size=290, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"]
         ),
     )
-    made.save(str(folder / "bpe.json"))
+    result.save(str(folder / "bpe.json"))
     (folder / "corpus.txt").write_text(TEXT)
     words = ["build", folder / "corpus.txt", "--tokenizer", folder / "bpe.json"]
     built = CliRunner().invoke(tokenize, [*map(str, words), "--out", str(folder / "data")])
@@ -161,8 +161,8 @@ def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
     assert json.loads(run.scores.read_text())["tasks"] == ours["tasks"]
 
     # Answers, not only their means: log-likelihoods of each choice and text, and generated texts.
-    found = sources.find(exported)  # the exported folder is scored as the checkpoint is
-    model = in_the_harness(sample.load(found, "cpu"), find_tokenizer(found, data))
+    result = sources.find(exported)  # the exported folder is scored as the checkpoint is
+    model = in_the_harness(sample.load(result, "cpu"), find_tokenizer(result, data))
     lengths: list[int] = []
 
     def measured(*words: Any, **options: Any) -> list[list[int]]:
@@ -179,7 +179,7 @@ def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
         if task == "tiny_generate":
             assert mine == other and len(set(mine)) > 3
         else:
-            assert mine == [pytest.approx(each, rel=1e-4) for each in other]
+            assert mine == [pytest.approx(item, rel=1e-4) for item in other]
 
 
 @pytest.mark.slow
@@ -195,7 +195,7 @@ def test_two_ranks_give_the_scores_of_one(
         forked.Command(command, env={**os.environ, **world, "RANK": str(rank)}, plugin=plugin)
         for rank in range(2)
     ]
-    first, second = (each.wait() for each in both)
+    first, second = (item.wait() for item in both)
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert second.stdout == "", "rank 0 prints"
     (entry,) = run.scores.read_text().splitlines()
@@ -221,8 +221,8 @@ def test_torchrun_scores_and_ends_all_ranks_if_one_fails(run: RunFolder, folder:
     words = [run.root, "--include-path", folder, "--data", folder / "data", "--json"]
     alone = json.loads(ask(*words, "--tasks", ",".join(TASKS), "--batch-tokens", 100).stdout)
     for task, expected in alone["tasks"].items():
-        found = json.loads(done.stdout)["tasks"][task]["metrics"]
-        assert found == pytest.approx(expected["metrics"], rel=1e-6)
+        result = json.loads(done.stdout)["tasks"][task]["metrics"]
+        assert result == pytest.approx(expected["metrics"], rel=1e-6)
     unknown = start("--tasks", "tiny_choise")
     assert unknown.returncode and "did you mean tiny_choice?" in unknown.stderr
     broken = start("--tasks", "tiny_broken")  # rank 0 fails while rank 1 waits for batches
@@ -247,21 +247,21 @@ def in_the_harness(model: Model, tokenizer: Tokenizer) -> harness.HarnessModel:
 
 def evaluated(model: Any, folder: Path) -> dict[str, Any]:
     manager = TaskManager(include_path=str(folder), include_defaults=False)
-    found = simple_evaluate(model=model, tasks=list(TASKS), task_manager=manager, log_samples=True)
-    assert found is not None
-    return dict(found)
+    result = simple_evaluate(model=model, tasks=list(TASKS), task_manager=manager, log_samples=True)
+    assert result is not None
+    return dict(result)
 
 
 def responses(found: dict[str, Any], task: str) -> list[Any]:
     samples: Sequence[dict[str, Any]] = found["samples"][task]
-    return [each[0] for sample in samples for each in sample["resps"]]
+    return [item[0] for sample in samples for item in sample["resps"]]
 
 
 def test_other_weights_have_other_scores(run: RunFolder, folder: Path) -> None:
     """The negative control of the test above."""
-    found = sources.find(str(run.root))
-    tokenizer = find_tokenizer(found, str(folder / "data"))
-    model = sample.load(found, "cpu")
+    result = sources.find(str(run.root))
+    tokenizer = find_tokenizer(result, str(folder / "data"))
+    model = sample.load(result, "cpu")
     scores = []
     for _ in range(2):
         ours = in_the_harness(model, tokenizer)
@@ -350,9 +350,9 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     # As if it had been killed while it scored its last checkpoint: it is not finished.
     def status() -> str:
         listed = CliRunner().invoke(main, ["list", str(trainer.out), "--json"])
-        (found,) = json.loads(listed.stdout)
-        assert f"`trainer eval {trainer.out} --step 4`" in found["problem"]
-        return str(found["status"])
+        (result,) = json.loads(listed.stdout)
+        assert f"`trainer eval {trainer.out} --step 4`" in result["problem"]
+        return str(result["status"])
 
     assert status() == "finished", "a task that failed is not tried for ever"
     (trainer.out / "scores.jsonl").write_text(json.dumps(entries[0]) + "\n")
@@ -367,9 +367,9 @@ def test_scores_during_training_are_those_of_the_checkpoints(
     # On request, with the settings of the run.
     (folder / "broken.py").write_text("def fail(document, results):\n    return {}\n")
     again = ask(trainer.out, "--step", "4", "--limit", "2", "--json")
-    found = json.loads(again.stdout)
-    assert (found["asked"], found["failed"]) == (["tiny_broken", "tiny_rolling"], {})
-    assert (found["limit"], found["max_length"]) == (2, LENGTH)
+    result = json.loads(again.stdout)
+    assert (result["asked"], result["failed"]) == (["tiny_broken", "tiny_rolling"], {})
+    assert (result["limit"], result["max_length"]) == (2, LENGTH)
 
 
 @pytest.mark.slow

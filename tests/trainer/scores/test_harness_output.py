@@ -54,8 +54,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def metrics(folder: Path, task: str) -> dict[str, float]:
     tasks = TaskManager(include_path=str(folder), include_defaults=False)
     model: Any = Certain()
-    found = harness.evaluate_task(model, task, ScoresConfig(tasks=(task,)), tasks)
-    return dict(found[task]["metrics"])
+    result = harness.evaluate_task(model, task, ScoresConfig(tasks=(task,)), tasks)
+    return dict(result[task]["metrics"])
 
 
 def test_git_writes_no_error_outside_a_repository(
@@ -80,7 +80,9 @@ def test_no_warning_of_what_the_yaml_of_a_task_leaves_to_the_harness(
 ) -> None:
     metrics(folder, "ends")
     logging.getLogger("lm_eval.api.task").warning("another")
-    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == ["another"]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "another"
+    ]
 
 
 def test_notes_of_the_harness_are_no_part_of_the_output(

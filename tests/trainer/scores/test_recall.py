@@ -57,8 +57,8 @@ def follower(row: ScoredRow, memory: int, window: int) -> Score:
 
 def measured(material: Material, memory: int, window: int, task: str) -> dict[str, Any]:
     team = Team({SCORE: lambda rows: [follower(row, memory, window) for row in rows]})
-    (found,) = measure_recall(team, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
-    return found
+    (result,) = measure_recall(team, material, [task], [160], count=3, seed=1, batch_tokens=1)[task]
+    return result
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -101,9 +101,9 @@ def test_examples_are_functions_of_the_seed(
     st.integers(1, 100),
 )
 def test_batches_hold_each_row_once_and_few_tokens(lengths: list[int], most: int) -> None:
-    made = list(batch_by_length(lengths, most))
-    assert sorted(number for batch in made for number in batch) == list(range(len(lengths)))
-    for batch in made:
+    result = list(batch_by_length(lengths, most))
+    assert sorted(number for batch in result for number in batch) == list(range(len(lengths)))
+    for batch in result:
         assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= most
 
 
@@ -120,11 +120,11 @@ def test_scores_are_those_of_each_row_alone(name: str) -> None:
         for length in (2, 30, 7, 19, 30)
     ]
     team = Team({SCORE: partial(score_batch, model)})
-    for row, found in zip(rows, score_rows(team, rows, 64), strict=True):
+    for row, result in zip(rows, score_rows(team, rows, 64), strict=True):
         hidden, _ = model.hidden(torch.tensor([row.ids]))
         logits = model.logits(hidden)[0].log_softmax(-1)
         for place, value, likeliest in zip(
-            row.scored, found.log_likelihoods, found.likeliest, strict=True
+            row.scored, result.log_likelihoods, result.likeliest, strict=True
         ):
             assert value == pytest.approx(float(logits[place - 1, row.ids[place]]), abs=1e-4)
             assert likeliest == (int(logits[place - 1].argmax()) == row.ids[place])
@@ -150,13 +150,13 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     words = ["--lengths", "128,64", "--examples", "2", "--tasks", "copy,needle", "--json"]
     one, again = ask(run, *words), ask(run, *words)
     assert one.exit_code == 0, one.output
-    found = json.loads(one.stdout)
-    assert found["tasks"] == json.loads(again.stdout)["tasks"]
-    assert [each["length"] for each in found["tasks"]["copy"]] == [64, 128]
-    assert all(3 < each["loss"] < 9 for each in found["tasks"]["needle"])
+    result = json.loads(one.stdout)
+    assert result["tasks"] == json.loads(again.stdout)["tasks"]
+    assert [item["length"] for item in result["tasks"]["copy"]] == [64, 128]
+    assert all(3 < item["loss"] < 9 for item in result["tasks"]["needle"])
     lines = [json.loads(line) for line in run.recall.read_text().splitlines()]
-    assert [line["step"] for line in lines] == [3, 3] and lines[0]["tasks"] == found["tasks"]
-    older = {**lines[0], "step": 1, "tasks": {"mqar": found["tasks"]["copy"]}}
+    assert [line["step"] for line in lines] == [3, 3] and lines[0]["tasks"] == result["tasks"]
+    older = {**lines[0], "step": 1, "tasks": {"mqar": result["tasks"]["copy"]}}
     page = recall_section([*lines, older])
     assert "step 3" in page and page.count("<polyline") == 2 and "mqar" not in page
     assert ">64</text>" in page and ">128</text>" in page
@@ -176,7 +176,7 @@ def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> Non
     ],
 )
 def test_each_measured_length_has_a_tick(lengths: list[int], shown: list[str]) -> None:
-    results = [{"length": each, "accuracy": 0.5, "loss": 1.0, "answers": 4} for each in lengths]
+    results = [{"length": length, "accuracy": 0.5, "loss": 1.0, "answers": 4} for length in lengths]
     page = recall_section([{"step": 1, "ema": False, "tasks": {"copy": results}}])
     assert re.findall(r'class="tick x"[^>]*>([^<]*)<', page) == shown
     ticks = re.findall(r'class="tick x"[^>]* y="([^"]*)"', page)

@@ -18,8 +18,8 @@ def test_two_ranks_give_the_results_of_one(
 ) -> None:
     batches = [list(range(number, 2 * number)) for number in range(count)]
     first, second = two.run("teamwork", tmp_path, batches, workers)
-    found, failure, again = first["found"]
-    assert found == [[number * number for number in batch] for batch in batches]
+    result, failure, again = first["found"]
+    assert result == [[number * number for number in batch] for batch in batches]
     assert ("rank 1 failed: KeyError('of rank 1')" in failure) == (workers == 2)
     assert again == [[81]]
     assert second["found"] is None

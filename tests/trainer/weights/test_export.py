@@ -47,10 +47,10 @@ def test_exported_weights_are_read_back_unchanged_in_each_dtype(
     checkpoint_of: Save, tmp_path: Path
 ) -> None:
     model = small("tiny-zamba", "pattern='[mamba] + [a>mamba] + [b>mamba]'")
-    found = sources.find(str(checkpoint_of(model).root))
+    result = sources.find(str(checkpoint_of(model).root))
     for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         out = tmp_path / dtype
-        export(found, str(out), "headrace", dtype=dtype, tokenizer=None)
+        export(result, str(out), "headrace", dtype=dtype, tokenizer=None)
         _, tensors = read_model(out)
         for name, parameter in model.named_parameters():
             assert torch.equal(tensors[name], parameter.detach().to(kind)), name
@@ -59,15 +59,15 @@ def test_exported_weights_are_read_back_unchanged_in_each_dtype(
 def test_a_model_that_a_format_cannot_hold_is_refused_before_writing(
     checkpoint_of: Save, tmp_path: Path
 ) -> None:
-    found = sources.find(str(checkpoint_of(small("tiny-hybrid")).root))
+    result = sources.find(str(checkpoint_of(small("tiny-hybrid")).root))
     for format in ("huggingface", "vortex"):
         with pytest.raises(CheckpointError, match="can"):
-            export(found, str(tmp_path / "out"), format, dtype="fp32", tokenizer=None)
+            export(result, str(tmp_path / "out"), format, dtype="fp32", tokenizer=None)
         assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "cat.jpg").touch()
     with pytest.raises(StorageError, match="exists already"):
-        export(found, str(tmp_path / "out"), "headrace", dtype="fp32", tokenizer=None)
+        export(result, str(tmp_path / "out"), "headrace", dtype="fp32", tokenizer=None)
 
 
 def test_the_tokenizer_is_exported(tmp_path: Path) -> None:

@@ -29,26 +29,26 @@ def run(checkpoint_of: Callable[..., RunFolder]) -> RunFolder:
 
 
 def test_a_seed_decides_the_text_and_only_ids_of_the_tokenizer_appear(run: RunFolder) -> None:
-    found = sources.find(str(run.root))
+    result = sources.find(str(run.root))
     prompts = ["one", "", "three hundred"]
     said = [
-        sample.sample(found, TOKENIZER, prompts, 8, sampling=Sampling(seed=seed))
+        sample.sample(result, TOKENIZER, prompts, 8, sampling=Sampling(seed=seed))
         for seed in (1, 1, 2)
     ]
     assert said[0] == said[1] != said[2]
-    assert [each.prompt for each in said[0]] == prompts
-    assert all(0 < each.tokens <= 8 for each in said[0])
+    assert [item.prompt for item in said[0]] == prompts
+    assert all(0 < item.tokens <= 8 for item in said[0])
     for each in said[0]:
         assert each.ended or each.tokens == 8
         assert "<|endoftext|>" not in each.text
 
 
 def test_temperature_0_takes_the_most_likely_token(run: RunFolder) -> None:
-    found = sources.find(str(run.root))
-    (said,) = sample.sample(found, TOKENIZER, ["abc"], 1, sampling=Sampling(temperature=0))
+    result = sources.find(str(run.root))
+    (said,) = sample.sample(result, TOKENIZER, ["abc"], 1, sampling=Sampling(temperature=0))
     import torch
 
-    model = sample.load(found, "cpu")
+    model = sample.load(result, "cpu")
     hidden, _ = model.hidden(torch.tensor([list(b"abc")]), None)
     likeliest = int(model.logits(hidden)[0, -1, :257].argmax())
     assert said.ended if likeliest == 256 else said.text == TOKENIZER.decode([likeliest])
@@ -73,5 +73,5 @@ def test_prompts_are_options_or_lines_of_stdin(run: RunFolder, tmp_path: Path) -
     asked = CliRunner().invoke(main, [*words, "--prompt", "a", "--prompt", "bc"])
     piped = CliRunner().invoke(main, words, input="a\nbc\n")
     assert json.loads(asked.stdout) == json.loads(piped.stdout)
-    assert [each["prompt"] for each in json.loads(asked.stdout)["samples"]] == ["a", "bc"]
+    assert [item["prompt"] for item in json.loads(asked.stdout)["samples"]] == ["a", "bc"]
     assert CliRunner().invoke(main, words, input="").exit_code == 2

@@ -20,9 +20,9 @@ Save = Callable[..., RunFolder]
 
 @pytest.fixture
 def model() -> Model:
-    found = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
-    found.init_weights(1)
-    return found
+    result = Model(load_model_config("tiny-transformer", ["vocab_size=64"]))
+    result.init_weights(1)
+    return result
 
 
 def test_one_path_names_a_run_a_checkpoint_or_a_folder(
@@ -40,10 +40,10 @@ def test_one_path_names_a_run_a_checkpoint_or_a_folder(
         (third + "/", None, third),
         (out, None, out),
     ):
-        found = sources.find(path, step)
-        assert found.where == where
-        assert isinstance(found, ModelFolder if path == out else Checkpoint)
-        weights = found.weights()
+        result = sources.find(path, step)
+        assert result.where == where
+        assert isinstance(result, ModelFolder if path == out else Checkpoint)
+        weights = result.weights()
         for name, parameter in model.named_parameters():
             assert torch.equal(weights[name], parameter.detach())
 

@@ -19,21 +19,21 @@ def test_values_stay_within_their_bytes(sizes: list[int], most: int) -> None:
     kept: BoundedCache[int, int] = BoundedCache(most)
     for key, size in enumerate(sizes):
         kept.put(key, -key, size)
-        held = [other for other in range(key + 1) if kept.get(other) is not None]
-        assert kept.budget == most - sum(sizes[other] + ENTRY_BYTES for other in held) >= 0
-        assert all(kept.get(other) == -other for other in held)
+        held = [item for item in range(key + 1) if kept.get(item) is not None]
+        assert kept.budget == most - sum(sizes[item] + ENTRY_BYTES for item in held) >= 0
+        assert all(kept.get(item) == -item for item in held)
         assert len(kept) == len(held)
 
 
 def test_keys_that_take_turns_are_found_as_often_as_they_fit() -> None:
     """Dropping the key that was used longest ago would find none."""
     kept: BoundedCache[int, int] = BoundedCache(80 * ENTRY_BYTES)
-    found = 0
+    result = 0
     for turn in range(4000):
         key = turn % 100
-        found += kept.get(key) is not None
+        result += kept.get(key) is not None
         kept.put(key, key, 0)
-    assert found > 2000
+    assert result > 2000
 
 
 @settings(max_examples=40, deadline=None)

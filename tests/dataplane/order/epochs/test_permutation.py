@@ -85,8 +85,8 @@ def test_images_under_many_permutations_are_those_under_each(
     positions = np.array([int(share * (length - 1)) for length, share in cases])
     images = permute(derive_keys(names), lengths, positions)
     assert invert(derive_keys(names), lengths, images).tolist() == positions.tolist()
-    for name, length, position, found in zip(
+    for name, length, position, result in zip(
         names, lengths.tolist(), positions.tolist(), images.tolist(), strict=True
     ):
-        assert found == permute(derive_key(*name), length, np.array([position]))[0]
-        assert found == image([*name], length, position)
+        assert result == permute(derive_key(*name), length, np.array([position]))[0]
+        assert result == image([*name], length, position)

@@ -91,8 +91,8 @@ def test_every_source_is_less_than_a_row_off_at_every_row(lines: list[Line]) -> 
         counts[source] += 1
     assert order.counts(order.rows).tolist() == counts.tolist()
     for source in range(order.num_sources):
-        wanted = [*np.flatnonzero(sources == source).tolist(), order.rows]
-        assert order.locate_draws(source, np.arange(len(wanted))).tolist() == wanted
+        expected = [*np.flatnonzero(sources == source).tolist(), order.rows]
+        assert order.locate_draws(source, np.arange(len(expected))).tolist() == expected
 
 
 @given(lines(), st.data())
@@ -113,7 +113,7 @@ def test_a_row_does_not_depend_on_the_rows_located_before(
 def test_windows_of_jobs_are_exact(lines: list[Line], data: st.DataObject) -> None:
     owed, history = OwedRows(lines), owed_after(lines)
     source = data.draw(st.integers(0, owed.num_sources - 1))
-    mine = [each[source] for each in history]
+    mine = [item[source] for item in history]
     whole, more = owed.whole_rows(owed.rows)
     assert (whole[source], more[source]) == (floor(mine[-1]), mine[-1] != floor(mine[-1]))
     jobs = np.arange(1, whole[source] + more[source] + 1)

@@ -161,19 +161,19 @@ def test_a_request_that_is_killed_at_any_moment_is_followed_once(
         with pytest.raises(Killed):
             walk.run(ask)
     walk.run()
-    [made] = decisions.read(folder / decisions.NAME, walk.plan.hash)
-    assert walk.recorded == [made] and not (folder / NAME).exists()
-    assert made.step == (9 if moment == "before the line" else 12)
+    [result] = decisions.read(folder / decisions.NAME, walk.plan.hash)
+    assert walk.recorded == [result] and not (folder / NAME).exists()
+    assert result.step == (9 if moment == "before the line" else 12)
     again = Walk(folder)  # with the decision from the start, undisturbed
     again.run()
     assert again.rows == walk.rows and again.hashes == walk.hashes
     (folder / decisions.NAME).unlink()
     without = Walk(folder)
     without.run()
-    assert {s: without.rows[s] for s in range(made.step)} == {
-        s: walk.rows[s] for s in range(made.step)
+    assert {s: without.rows[s] for s in range(result.step)} == {
+        s: walk.rows[s] for s in range(result.step)
     }
-    assert without.rows != walk.rows and without.hashes[made.step] != walk.hashes[made.step]
+    assert without.rows != walk.rows and without.hashes[result.step] != walk.hashes[result.step]
 
 
 def test_a_decision_for_a_launched_step_would_be_another_run(
@@ -215,12 +215,12 @@ def test_a_controller_that_is_killed_at_any_moment_decides_the_same(
         with monkeypatch.context() as patch, pytest.raises(Killed):
             killed.run(kill_at(moment, patch))
     killed.run()
-    assert [made.digest for made in killed.recorded] == [made.digest for made in whole.recorded]
+    assert [item.digest for item in killed.recorded] == [item.digest for item in whole.recorded]
     assert killed.rows == whole.rows and killed.hashes == whole.hashes
     audited = list(audit_decisions(open_plan(str(tmp_path / "killed"))))
     assert len(audited) == len(whole.recorded)
     if kind == "odm":
-        assert [made.why["at"] for made in whole.recorded] == [7, 12, 17, 22, 27, 32, 37]
+        assert [item.why["at"] for item in whole.recorded] == [7, 12, 17, 22, 27, 32, 37]
 
 
 def test_a_request_for_a_later_phase_waits_for_the_controller(
@@ -232,7 +232,7 @@ def test_a_request_for_a_later_phase_waits_for_the_controller(
     walk.run(
         lambda step: write_request(walk.folder, {"code": 1.0}, 41) and None if step == 3 else None
     )
-    assert [made.by for made in walk.recorded] == 7 * ["odm"] + ["hand"]
+    assert [item.by for item in walk.recorded] == 7 * ["odm"] + ["hand"]
     assert walk.recorded[-1].step == 41
 
 

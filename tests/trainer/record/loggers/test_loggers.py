@@ -66,7 +66,7 @@ def test_a_logger_of_the_table_gets_a_run(tmp_path: Path) -> None:
     ]
     logged = json.loads((tmp_path / "run" / "dummy.json").read_text())
     assert ["event", "memory", 0] in logged
-    assert [each for each in logged if each[1] != "memory"] == [
+    assert [item for item in logged if item[1] != "memory"] == [
         ["event", "start", 0],
         ["step", 0, hashes[0]],
         ["event", "first step", 0],

@@ -22,8 +22,8 @@ def stored(store: Path, experiment: str = "headrace") -> list[Any]:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=str(store))
-    found = client.get_experiment_by_name(experiment)
-    return [] if found is None else list(client.search_runs([found.experiment_id]))
+    result = client.get_experiment_by_name(experiment)
+    return [] if result is None else list(client.search_runs([result.experiment_id]))
 
 
 def history(store: Path, run: Any, name: str) -> list[tuple[int, float]]:
@@ -38,17 +38,17 @@ def test_each_start_continues_one_run(records: Any, environment: None, tmp_path:
     for step, end, status in ((3, "stop", "KILLED"), (4, "finish", "FINISHED")):
         recorder = run.open(mlflow=str(store))
         recorder.step_done(run.step(step, 3.0 - step / 10))
-        (found,) = stored(store)
-        assert found.info.status == "RUNNING"
+        (result,) = stored(store)
+        assert result.info.status == "RUNNING"
         recorder.event(end, step + 1)
         recorder.close()
-        (found,) = stored(store)
-        assert found.info.status == status
-    assert found.info.run_name == run.folder.root.name
-    assert found.data.tags["headrace.folder"] == str(run.folder.root)
-    losses = history(store, found.info.run_id, "loss/all")
+        (result,) = stored(store)
+        assert result.info.status == status
+    assert result.info.run_name == run.folder.root.name
+    assert result.data.tags["headrace.folder"] == str(run.folder.root)
+    losses = history(store, result.info.run_id, "loss/all")
     assert losses == [(3, pytest.approx(2.7)), (4, pytest.approx(2.6))]
-    assert history(store, found.info.run_id, "speed/mfu")[0] == (3, pytest.approx(0.2))
+    assert history(store, result.info.run_id, "speed/mfu")[0] == (3, pytest.approx(0.2))
 
 
 def test_the_experiment_is_that_of_the_environment(
@@ -65,7 +65,7 @@ def test_names_that_mlflow_refuses_are_changed(
 ) -> None:
     store = tmp_path / "mlflow"
     recorder = records().open(mlflow=str(store))
-    (opened,) = (each for each in recorder.loggers if isinstance(each, logger.MLflow))
+    (opened,) = (item for item in recorder.loggers if isinstance(item, logger.MLflow))
     opened.scalars({"loss/web+code": 2.0}, 1)
-    (found,) = stored(store)
-    assert history(store, found.info.run_id, "loss/web_code") == [(1, 2.0)]
+    (result,) = stored(store)
+    assert history(store, result.info.run_id, "loss/web_code") == [(1, 2.0)]
