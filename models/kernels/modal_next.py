@@ -150,13 +150,14 @@ def _to_blocks(x: Tensor) -> Tensor:
     x = x.float()
     if num_missing := -x.shape[-2] % CHANNELS:
         x = F.pad(x, (0, 0, 0, num_missing))
-    return x.unflatten(-2, (-1, CHANNELS)).transpose(-1, -2).flatten(-2)
+    blocks: Tensor = x.unflatten(-2, (-1, CHANNELS)).transpose(-1, -2).flatten(-2)
+    return blocks
 
 
 def _from_blocks(x: Tensor, shape: torch.Size) -> Tensor:
     """Map […, blocks, N · CHANNELS] to […, width, N]."""
     width, modes = shape
-    by_channel = x.unflatten(-1, (modes, CHANNELS)).transpose(-1, -2).flatten(-3, -2)
+    by_channel: Tensor = x.unflatten(-1, (modes, CHANNELS)).transpose(-1, -2).flatten(-3, -2)
     return by_channel[..., :width, :].contiguous()
 
 

@@ -76,7 +76,8 @@ class MLA(Attention):
             ring = batch.axes.attention == "ring"
             y = (self.attend_ring_of_latents if ring else self.attend_latents)(q, tokens, batch)
         else:
-            k, v = self.shape_keys(*self.kv_b(latent), rope_key)
+            k, v = self.kv_b(latent)
+            k, v = self.shape_keys(k, v, rope_key)
             y = self.attend_across_ranks(self.pad(q), k, v, batch)
         out: Tensor = self.out(y[..., : options.v_head_dim].flatten(2))
         return out
@@ -95,7 +96,8 @@ class MLA(Attention):
         row_batch = batch.whole_row_context(q.shape[1])
         q = gather_rows(q, [q.shape[2] // axis.size] * axis.size, axis)
         latent, rope_key = self.split_latents(gather(tokens, axis))
-        k, v = self.shape_keys(*self.kv_b(latent, share=axis), rope_key.unsqueeze(2))
+        k, v = self.kv_b(latent, share=axis)
+        k, v = self.shape_keys(k, v, rope_key.unsqueeze(2))
         y = self.attend_rows(self.pad(q), k, v, row_batch)
         return scatter_rows_of_heads(y[..., : self.options.v_head_dim], axis)
 
@@ -142,7 +144,8 @@ class MLA(Attention):
         mask = attention_mask(batch, q.shape[1], None)
         seen = append_latents(new_tokens, state)
         if not state.seen:
-            k, v = self.shape_keys(*self.kv_b(latent), rope_key)
+            k, v = self.kv_b(latent)
+            k, v = self.shape_keys(k, v, rope_key)
             return self.masked_attention(self.pad(q), k, v, mask)
         q_rope, q_nope = q.split([options.qk_rope_head_dim, options.qk_nope_head_dim], dim=-1)
         rows = list(self.kv_b.parts.values())

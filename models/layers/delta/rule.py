@@ -256,8 +256,9 @@ def _block_scores(x: Tensor, k: Tensor, G: Tensor) -> Tensor:
 def _multiply(x: Tensor, decay: Tensor, k: Tensor) -> Tensor:
     """Return (decay ⊙ x)·kᵀ [..., t, 2, s] for x [..., t, 2, key_dim], decay [..., t, key_dim] and
     k [..., s, key_dim]."""
-    products = (x * decay.unsqueeze(-2)).flatten(-3, -2) @ k.mT
-    return products.unflatten(-2, (-1, 2))
+    products: Tensor = (x * decay.unsqueeze(-2)).flatten(-3, -2) @ k.mT
+    pairs: Tensor = products.unflatten(-2, (-1, 2))
+    return pairs
 
 
 def score_flops(chunk: int, key_dim: int, *, by_channel: bool) -> float:
