@@ -25,6 +25,8 @@ LEFT_OUT_BY_PACKING = (
 )
 NO_IDS = "bad: not tokenizable"
 """Bad records that "documents read" includes too, as they were read as documents."""
+EXPANDED = "genomes: documents beyond one for each sequence"
+"""Name of the build count of further windows and strands."""
 MAX_REASONS = 10
 """Maximum number of reasons in the summary after a build."""
 NOT_CHOSEN = "documents not chosen"
@@ -107,13 +109,16 @@ def count_records_read(counts: Mapping[str, int]) -> int:
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Describe how many records a build read, kept, and left out by reason."""
+    """Describe how many records a build read, kept, and left out by reason; of sequences that
+    became windows or strands, how many documents."""
     read, left_out = count_records_read(counts), select_left_out(counts)
+    num_documents = read + counts.get(EXPANDED, 0)
     reasons = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
     listed = [f"{count:,} {name}" for name, count in reasons[:MAX_REASONS]]
     if num_unlisted := sum(count for _, count in reasons[MAX_REASONS:]):
         listed.append(f"{num_unlisted:,} for other reasons (`tokenize inspect` lists them)")
-    words = f"read {read:,} records, kept {read - sum(left_out.values()):,}"
+    expanded = "" if num_documents == read else f" as {num_documents:,} documents"
+    words = f"read {read:,} records{expanded}, kept {num_documents - sum(left_out.values()):,}"
     return "; ".join([words, f"left out: {', '.join(listed)}"] if listed else [words])
 
 

@@ -127,6 +127,8 @@ class DocumentReader:
         is_conversation = problem.kind == "missing field" and ChatFields().messages in problem.what
         if is_conversation:
             return CHAT_HINT
+        if self.genome is not None and self.genome.config.window is not None:
+            return "fix the file: windows (--window) exclude --on-error skip"
         return HINTS.get(problem.kind, SKIP)
 
     def _type_hint(self, problem: BadRecord) -> str | None:

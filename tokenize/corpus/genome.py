@@ -22,12 +22,13 @@ from typing import Any, Literal
 
 from ...console.config import added_field, plain
 from ...console.errors import InputError
+from ...dataplane.account import account
 from ...dataplane.storage import storage
 from ...dataplane.tokenizers.byte import ByteConfig
 from ..sources.format import Texts
 from .read_stats import ReadStats
 
-ADDED_COUNT = "genomes: documents beyond one for each sequence"
+ADDED_COUNT = account.EXPANDED
 """Name of the count of further windows and strands; manifests store it."""
 UNTAGGED_COUNT = "genomes: documents without a lineage"
 COMPLEMENT = str.maketrans("ACGTURYSWKMBDHVNacgturyswkmbdhvn", "TGCAAYRSWMKVHDBNtgcaayrswmkvhdbn")
@@ -120,7 +121,10 @@ class GenomeConfig:
             raise ValueError("--split-groups needs --split NAME=FRACTION")
         for name, value in piecewise.items():
             if self.window is not None and value is not None:
-                raise ValueError(f"window and {name}: sequences are read in pieces")
+                raise ValueError(
+                    f"window and {name}: windows (--window) are cut from pieces of a sequence, "
+                    "before its end is read: leave out one of them"
+                )
 
 
 @dataclass(frozen=True)

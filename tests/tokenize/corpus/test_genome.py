@@ -206,9 +206,9 @@ def test_documents_of_a_genome_are_counted_and_named(
     command = ["build", str(fasta), *options.split(), "--lineages", str(tmp_path / "lineages.tsv")]
     done = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "d")])
     assert done.exit_code == 0, done.output
-    assert "read 12 records, kept 12" in done.output
     assert "without a lineage: " in done.output + capfd.readouterr().err
     ids = ids_of(tmp_path / "d")
+    assert f"read 12 records as {len(ids)} documents, kept {len(ids)}" in done.output
     assert ids[:4] == ["chr0:0-150", "chr0:0-150(-)", "chr0:150-200", "chr0:150-200(-)"]
     (tmp_path / "lineages.tsv").write_text("chr0\td__Archaea;p__P\n")
     changed = CliRunner().invoke(main, [*command, "--out", str(tmp_path / "d")])
@@ -223,7 +223,8 @@ def test_runs_of_n_and_letters_of_rna_are_settings_of_a_dataset(
     words += ["--stride", "5", "--drop-n-runs", "3", "--transcribe", "rna", "--mask-n-runs", "2"]
     done = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "d")])
     assert done.exit_code == 0, done.output
-    assert "read 2 records" in done.output + capfd.readouterr().err
+    said = "read 2 records as 5 documents, kept 3; left out: 2 dropped by --drop-n-runs"
+    assert said in done.output + capfd.readouterr().err
     assert ids_of(tmp_path / "d") == ["a:0-10", "a:15-24", "b:0-10"]
     texts = [row[1] for row in read_dataset(tmp_path / "d")]
     assert texts == ["ACGUACGUAC", "UACGUACGU", "ACNNUUGUAC"]
@@ -234,6 +235,9 @@ def test_runs_of_n_and_letters_of_rna_are_settings_of_a_dataset(
     assert genome["drop_n_runs"] == 3 and genome["transcribe"] == "rna"
     assert manifest.tokenizer.spec["mask_n_runs"] == 2
     assert "drop_n_runs" not in plain(GenomeConfig())  # of datasets that were built before
+    (tmp_path / "g.fa").write_text("ACGT\n")
+    broken = CliRunner().invoke(main, [*words, "--out", str(tmp_path / "e")])
+    assert "windows (--window) exclude --on-error skip" in broken.output + capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
