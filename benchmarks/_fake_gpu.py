@@ -112,9 +112,7 @@ class FakeGpu(TorchDispatchMode):
             return self._device_for_cpp()
         if "device" in kwargs and torch.device(kwargs["device"] or HOST).type == "meta":
             kwargs["device"] = CUDA  # C++ repeats this answer
-        given = [
-            tree_leaf for tree_leaf in tree_leaves((args, kwargs)) if isinstance(tree_leaf, Tensor)
-        ]
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         target = torch.device(kwargs.get("device") or HOST)
         if target.type != "cuda" and not any(isinstance(item, FakeTensor) for item in given):
             return func(*args, **kwargs)
@@ -187,7 +185,7 @@ class FakeGpu(TorchDispatchMode):
         name = func.name()
         if func.is_view or name in NO_LAUNCH:
             return
-        results = [tree_leaf for tree_leaf in tree_leaves(result) if isinstance(tree_leaf, Tensor)]
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         written = _written(func, args, kwargs)
         read = [] if name.startswith("aten::new_") or "_like" in name else given
         moved = _bytes([*read, *results])
@@ -248,9 +246,7 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
             continue
         value = args[number] if number < len(args) else kwargs.get(argument.name)
         if argument.name not in spared:
-            result += [
-                tree_leaf for tree_leaf in tree_leaves(value) if isinstance(tree_leaf, Tensor)
-            ]
+            result += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     return result
 
 

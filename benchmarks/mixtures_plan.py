@@ -235,8 +235,8 @@ def start_process(plan: str) -> None:
     ready = time.process_time() - cpu, time.perf_counter() - clock
     reader = RowReader(stream.plan, stream=stream)
     for phase in stream.plan.phases:
-        for find_block in reader.find_blocks(blocks(first_rows(stream, phase.end_row))):
-            reader.read(find_block)
+        for block in reader.find_blocks(blocks(first_rows(stream, phase.end_row))):
+            reader.read(block)
     after = private_bytes()
     measured = {"datasets": len(reader.opened), "bytes": after - before, "whole": after}
     print(json.dumps({"ready": ready, **measured}))

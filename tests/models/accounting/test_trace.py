@@ -117,10 +117,10 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
     kept, most = {}, {}
-    for get_argument in get_args(LinearForm):
-        with linear_layers(get_argument):
+    for argument in get_args(LinearForm):
+        with linear_layers(argument):
             passes = traced(products)
-        kept[get_argument], most[get_argument] = (
+        kept[argument], most[argument] = (
             passes.activations,
             passes.activations + find_peak(passes.backward),
         )

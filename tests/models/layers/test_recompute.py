@@ -152,9 +152,7 @@ def live_bytes(model: Model, rule: Rule) -> int:
 
 def living() -> dict[int, int]:
     gc.collect()
-    tensors = [
-        get_object for get_object in gc.get_objects() if issubclass(type(get_object), torch.Tensor)
-    ]
+    tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     return {
         tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors
     }

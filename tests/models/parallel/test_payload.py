@@ -67,9 +67,9 @@ class Largest(TorchDispatchMode):
         self, function: Any, types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
         result = function(*arguments, **(options or {}))
-        for tree_leaf in tree_leaves(result):
-            if isinstance(tree_leaf, Tensor):
-                self.numbers = max(self.numbers, tree_leaf.numel())
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.numbers = max(self.numbers, leaf.numel())
         return result
 
 
@@ -181,7 +181,7 @@ class Count(TorchDispatchMode):
     ) -> Any:
         result = function(*arguments, **(options or {}))
         self.operations += 1
-        output = [tree_leaf for tree_leaf in tree_leaves(result) if isinstance(tree_leaf, Tensor)]
+        output = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         if not function.is_view:
             self.elements += sum(item.numel() for item in output)
         return result

@@ -133,11 +133,7 @@ def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
     so only the smallest numbers round differently."""
     config = Fp8Config(smallest=16, ends=0)
     model = quantize(make(*WIDER, "operators.narrow.output_gate=false"), config)
-    narrow = {
-        iterate_matrix.name
-        for iterate_matrix in iterate_matrices(model, config)
-        if iterate_matrix.reason is None
-    }
+    narrow = {matrix.name for matrix in iterate_matrices(model, config) if matrix.reason is None}
     assert len(narrow) > 20
     assert apart(two, model, fp8=config) < BOUND
     assert apart(two, model, fp8=config, fault="scale") > 1e-7

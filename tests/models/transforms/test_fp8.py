@@ -24,18 +24,11 @@ SMALL = Fp8Config(smallest=16, ends=0)
 
 
 def names(model: Model, config: Fp8Config) -> set[str]:
-    return {
-        iterate_matrix.name
-        for iterate_matrix in iterate_matrices(model, config)
-        if iterate_matrix.reason is None
-    }
+    return {matrix.name for matrix in iterate_matrices(model, config) if matrix.reason is None}
 
 
 def reasons(model: Model, config: Fp8Config) -> dict[str, str | None]:
-    return {
-        iterate_matrix.name: iterate_matrix.reason
-        for iterate_matrix in iterate_matrices(model, config)
-    }
+    return {matrix.name: matrix.reason for matrix in iterate_matrices(model, config)}
 
 
 def test_what_stays_in_bf16_and_why(everything: Model) -> None:
@@ -73,7 +66,7 @@ def test_settings(everything: Model) -> None:
 
 def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
     """All that the accounting counts as products with weights, and nothing else."""
-    listed = sum(iterate_matrix.flops for iterate_matrix in iterate_matrices(everything, SMALL))
+    listed = sum(matrix.flops for matrix in iterate_matrices(everything, SMALL))
     counted = forward_flops(everything, 1)
     others = 0.0
     for layer, block in zip(everything.config.layers, everything.typed_blocks(), strict=True):
@@ -87,11 +80,7 @@ def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
 def test_marks_are_those_of_the_list(tiny: Model) -> None:
     marked = quantize(build_meta(tiny.config), SMALL)
     plain = build_meta(tiny.config)
-    narrow = [
-        iterate_matrix
-        for iterate_matrix in iterate_matrices(marked, SMALL)
-        if iterate_matrix.reason is None
-    ]
+    narrow = [matrix for matrix in iterate_matrices(marked, SMALL) if matrix.reason is None]
     assert {id(item.module) for item in narrow} == {
         id(module) for module in marked.modules() if getattr(module, "fp8", False)
     }
@@ -102,7 +91,7 @@ def test_a_model_computes_with_its_marks(tiny: Model) -> None:
     tokens = torch.randint(0, 23, (2, 20), generator=torch.Generator().manual_seed(0))
     before = tiny(tokens).detach()
     after = quantize(tiny, SMALL)(tokens).detach()
-    marked = any(iterate_matrix.reason is None for iterate_matrix in iterate_matrices(tiny, SMALL))
+    marked = any(matrix.reason is None for matrix in iterate_matrices(tiny, SMALL))
     difference = float((after - before).abs().max() / before.abs().max())
     assert (1e-5 < difference < 0.3) if marked else difference == 0.0
 

@@ -115,7 +115,7 @@ def test_layouts_of_states_are_tried_by_both_forms(machine: str) -> None:
     model = load_model_config("tiny-delta")
     layouts = [
         (layout.cp, layout.delta)
-        for shape, layout, _ in enumerate_shapes(model, 8, 8, question(machine, 64).phases[0])
+        for shape, layout, _ in enumerate_shapes(model, 8, 8, question(machine, 8).phases[0])
         if shape is not None and layout.tp == layout.pp == 1
     ]
     assert {form for cp, form in layouts if cp == 1} == {"states"}

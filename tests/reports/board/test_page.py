@@ -201,10 +201,8 @@ def test_runs_and_curves_are_switched_off_and_on(page: Chromium) -> None:
 
     def become(panel: str, *curves: str) -> None:
         """Wait for the curves of a panel: the page draws again when an answer has come."""
-        expected = (
-            f"return JSON.stringify((() => {{ {shown} }})()) === JSON.stringify(arguments[1])"
-        )
-        page.until(expected.replace("arguments[0]", repr(panel)), panel, curves)
+        query = f"return JSON.stringify((() => {{ {shown} }})()) === JSON.stringify(arguments[1])"
+        page.until(query.replace("arguments[0]", repr(panel)), panel, curves)
 
     become("Loss", "base", "other <b>&")
     assert page.run("return document.querySelectorAll('#runs b').length") == 0, "a name became HTML"
