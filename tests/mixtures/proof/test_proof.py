@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from support.data.packed_data import packed
 from support.data.small_data import plan_of, random_documents, write_dataset
 
 from headrace.console.errors import IntegrityError, PlanError
@@ -248,6 +249,26 @@ def test_absence_is_proved(tmp_path: Path) -> None:
     trusted = runner.invoke(main, ["verify", out, "--trust", commitment, "--json"])
     assert json.loads(trusted.stdout)["is_trusted"]
     assert not json.loads(trusted.stdout)["answer"]["exposures"]
+
+
+def test_a_proof_of_a_packed_document_holds_at_another_place(tmp_path: Path) -> None:
+    """The view names the dataset below it by its URL, which is another there."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    write_dataset(str(here / "web"), [np.arange(1, 80), *random_documents(1, 20)])
+    packed(here / "web", here / "web" / "packed", length=32)
+    phase = {"tokens": 512, "seq_len": 32, "batch": 64, "weights": {"web": 1}}
+    sources = {"web": {"data": str(here / "web" / "packed"), "max_epochs": 2}}
+    write_trained(here / "run", plan_of({"sources": sources, "phases": {"one": phase}}))
+    proof = prove_document(str(here / "run"), "number:1", None)
+    view = proof.answer["view"]
+    shutil.move(here, there)
+    run, data = str(there / "run"), str(there / "web" / "packed")
+    verify_proof(proof, run=run, data=data)
+    for changed in ({**view, "document": view["document"] + 1}, None, {"dataset": view["dataset"]}):
+        with pytest.raises(IntegrityError, match="the document's view"):
+            verify_proof(
+                replace(proof, answer={**proof.answer, "view": changed}), run=run, data=data
+            )
 
 
 def test_what_cannot_be_proved_is_named(published: Published) -> None:
