@@ -110,7 +110,7 @@ def record_blocks(
     bom_removed = file_slice.start > 0
     for block in _blocks(file_slice, delimiter, limits, unit, split):
         if not bom_removed and block.records:
-            if block.buffer.startswith(BOM, block.start):
+            if block.first == 0 and block.buffer.startswith(BOM, block.start):
                 block = replace(block, start=block.start + len(BOM))
             bom_removed = True
         yield block

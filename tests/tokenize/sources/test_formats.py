@@ -221,6 +221,13 @@ def test_compressed_files_without_the_ending_are_read(tmp_path: Path) -> None:
 LOW = ReadLimits(block_bytes=500, document_bytes=3000)
 
 
+def test_a_mark_after_a_line_that_is_left_out_is_a_character(tmp_path: Path) -> None:
+    path = plain(tmp_path / "a.txt", f"{'x' * 9000}\n\ufeffa\n".encode())
+    with small_blocks(500):
+        result, problems = read_file(path, limits=LOW, text_documents="line")
+    assert [text for _, text, _ in result] == ["\ufeffa"] and len(problems) == 1
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "b.txt"])
 def test_a_document_above_the_limit_is_rejected_or_split(tmp_path: Path, name: str) -> None:
     def read(**options: Any) -> Records:
