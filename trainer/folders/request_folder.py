@@ -80,7 +80,8 @@ class RequestFolder:
             raise RunError(
                 f"{self.root} holds another {self.kind}",
                 where="\n" + "\n".join(f"    {line}" for line in changed),
-                hint="choose another --out, or undo the change",
+                hint="choose another --out, give the folder's settings again, or remove "
+                f"{self.root} to begin anew",
             )
         return stored
 
