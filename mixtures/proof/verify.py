@@ -12,6 +12,7 @@ What is checked, in this order:
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ...console.errors import IntegrityError
@@ -57,9 +58,9 @@ def verify_proof(
     _check_decisions(plan, file, proof.step)
     served = ServedRows(proof.run, Stream(plan), newest.end_row, newest.end_row, file)
     _check_answer(proof, served, proof.data if data is None else data)
-    proven_steps = {step.step for step in proof.steps}
-    if proven_steps != {exposure["step"] for exposure in proof.answer["exposures"]}:
-        raise IntegrityError("the proof lacks the digests of a step")
+    proven_steps = [step.step for step in proof.steps]
+    if proven_steps != sorted({exposure["step"] for exposure in proof.answer["exposures"]}):
+        raise IntegrityError("the proof does not have the digests of each step once, in order")
     for step in proof.steps:
         _check_step(plan, file, step)
 
@@ -80,7 +81,7 @@ def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
     """Compute the answer again from the proof's chunks."""
     answer = proof.answer
     sources = {source.name: source for source in served.plan.sources}
-    source = sources.get(answer["source"])
+    source = sources.get(str(answer["source"]))
     if source is None:
         raise IntegrityError(f"the plan has no source {answer['source']}")
     dataset = ProvenDataset(url, proof.chunks, generations=source.generations)
@@ -101,11 +102,16 @@ def _check_answer(proof: DocumentProof, served: ServedRows, url: str) -> None:
     )
     answer = _drop_place(answer)
     for name in {**computed, **answer}:
-        if computed.get(name) != answer.get(name):
+        if _encode(computed.get(name)) != _encode(answer.get(name)):
             raise IntegrityError(
                 f"the document's {name} in the proof is {answer.get(name)!r:.200}; by the plan and "
                 f"the tables it is {computed.get(name)!r:.200}"
             )
+
+
+def _encode(value: Any) -> str:
+    """Return JSON, in which 1 and 1.0 differ."""
+    return json.dumps(value, sort_keys=True)
 
 
 def _drop_place(answer: dict[str, Any]) -> dict[str, Any]:

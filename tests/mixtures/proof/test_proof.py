@@ -158,7 +158,21 @@ FALSE: dict[str, tuple[Callable[[DocumentProof], DocumentProof], str]] = {
         "do not lead to its hash",
     ),
     "another hash before": (lambda proof: with_step(proof, before="0" * 32), "do not lead"),
-    "a step less": (lambda proof: replace(proof, steps=proof.steps[1:]), "lacks the digests"),
+    "a step less": (lambda proof: replace(proof, steps=proof.steps[1:]), "each step once"),
+    "a step twice": (
+        lambda proof: replace(proof, steps=(proof.steps[0], *proof.steps)),
+        "each step once",
+    ),
+    "a source that is no name": (
+        lambda proof: replace(proof, answer=proof.answer | {"source": ["web"]}),
+        "no source",
+    ),
+    "a number with a point": (
+        lambda proof: replace(
+            proof, answer=proof.answer | {"position": float(proof.answer["position"])}
+        ),
+        "the document's position in the proof is",
+    ),
     "another table of documents": (flipped_chunk, "do not match their hash"),
     "no table of documents": (lambda proof: replace(proof, chunks={}), "lacks chunk"),
     "another plan": (lambda proof: replace(proof, plan="0" * 32), "of another plan"),
