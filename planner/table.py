@@ -50,8 +50,8 @@ def _describe_phase(request: PlanRequest, phase_search: PhaseSearch) -> Iterator
     phase = costs.phase
     length = "" if costs.module else f" × {phase.seq_len:,} tokens"
     yield (
-        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; {outcome.grids:,} layouts "
-        f"of {outcome.shapes:,} shapes, {outcome.solved:,} divided"
+        f"phase {phase.name}: {phase.batch_rows:,} rows{length} a step; {outcome.shapes:,} shapes, "
+        f"{outcome.grids:,} layouts of promising ones, {outcome.solved:,} searched in full"
     )
     file = request.hardware.file
     reserved = file.reserved.bytes / file.device.memory

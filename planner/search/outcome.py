@@ -43,7 +43,9 @@ class SearchOutcome:
     refused: Counter[str] = field(default_factory=Counter)
     """Reasons why layouts cannot run, with counts."""
     shapes: int = 0
+    """Degrees of parallelism that were bounded."""
     grids: int = 0
+    """Layouts of the shapes whose bounds were promising."""
     solved: int = 0
     """Grids with searched divisions."""
     nearest: Candidate | None = None
