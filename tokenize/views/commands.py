@@ -162,7 +162,8 @@ def _make_views(
             if manifest is not None:
                 outs.append(made_url)
             if not as_json:
-                text = "no document is left for it" if manifest is None else describe(manifest)
+                empty = "no document is left, so nothing is written"
+                text = empty if manifest is None else describe(manifest)
                 command.say(f"{made_url}: {text}")
     if as_json:
         summaries = [summary(url) for url in outs]
