@@ -51,6 +51,7 @@ def measure(layout: str, model: str = "tiny") -> dict[str, Any]:
     """Measure one layout, such as `deepspeed-1-bf16` or `fsdp2-0-fp32-tp2`."""
     parallel = layouts.place(layout)
     batches = [batch_of(number, parallel) for number in range(2)]
+    gc.unfreeze()  # objects of the server may hold garbage of the engine
     gc.collect()
     alive = list(tensors())  # kept, so that no new storage gets the key of an old one
     before = {key_of(tensor) for tensor in alive}
