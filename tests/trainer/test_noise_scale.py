@@ -59,9 +59,10 @@ def parts(sizes: list[int], dp_rank: int = 0, pp: int = 1, chunks: int = 1) -> l
     layout = SimpleNamespace(pp=pp, chunks=chunks)
     parallel: Any = SimpleNamespace(dp_rank=dp_rank, pipe=SimpleNamespace(layout=layout))
     result = select_small_batch(batches, parallel)
-    for each in result:
-        kept = len(list(each.rows))
-        assert each.weights.sum(dim=1).tolist() == [3.0] * kept + [0.0] * (len(each.tokens) - kept)
+    for batch in result:
+        kept = len(list(batch.rows))
+        empty = len(batch.tokens) - kept
+        assert batch.weights.sum(dim=1).tolist() == [3.0] * kept + [0.0] * empty
     return [list(item.rows) for item in result]
 
 

@@ -149,8 +149,10 @@ def test_proposals_become_mixtures(anneal: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     pin_keys("search", answer)
-    for each in [answer["expected_best"], *answer["proposals"]]:
-        assert each["shares"]["web"] <= 0.5 and sum(each["shares"].values()) == pytest.approx(1)
+    for proposal in [answer["expected_best"], *answer["proposals"]]:
+        assert proposal["shares"]["web"] <= 0.5 and sum(
+            proposal["shares"].values()
+        ) == pytest.approx(1)
     assert answer["expected_best"]["shares"]["web"] == 0.5  # the best source, as far as allowed
     assert answer["effects"]["web"]["change"] < 0 < answer["effects"]["math"]["change"]
     assert len(answer["files"]) == 2

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 from packaging.version import Version
 from support.models.families import CASES
-from support.models.peers import without_fla
+from support.models.peers import load_theirs, without_fla
 from torch import Tensor
 
 from headrace.console import config as reader
@@ -62,14 +62,6 @@ def build_theirs(case: str) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.add_(0.1 * torch.randn_like(buffer))
-    return model.eval()
-
-
-def load_theirs(folder: Path) -> Any:
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, output_loading_info=True, attn_implementation="eager"
-    )
-    assert not report["missing_keys"] and not report["unexpected_keys"]
     return model.eval()
 
 

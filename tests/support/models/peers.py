@@ -50,3 +50,14 @@ def in_fp64(function: Callable[..., Any], *inputs: Tensor, **options: Any) -> An
         mock.patch.object(Tensor, "float", Tensor.double),
     ):
         return function(*inputs, **options)
+
+
+def load_theirs(folder: Path) -> Any:
+    """Return transformers' model of a folder that has all its tensors, and no other."""
+    from transformers import AutoModelForCausalLM
+
+    model, report = AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    return model.eval()
