@@ -245,8 +245,8 @@ def _kernel_tools(report: MachineReport) -> None:
         return
     problem = import_module("..models.compilation.tools", __package__).find_tool_problem()
     if problem is not None:
-        what, _, hint = problem.partition("; ")
-        report.lacks(what, f"{hint} (`kernel: torch` in a model needs none)", needed=True)
+        component, _, hint = problem.partition("; ")
+        report.lacks(component, f"{hint} (`kernel: torch` in a model needs none)", needed=True)
 
 
 def _credentials(report: MachineReport) -> None:

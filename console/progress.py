@@ -34,9 +34,9 @@ def format_bytes(number: float) -> str:
     return f"{text} byte{'s' * (text != '1')}"
 
 
-def format_count(number: float, things: str) -> str:
+def format_count(number: float, plural: str) -> str:
     """Format a count with its noun: '1 file', '1.2K files'."""
-    return f"{format_number(number)} {things.removesuffix('s') if number == 1 else things}"
+    return f"{format_number(number)} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -57,8 +57,8 @@ class Counts:
     read: int = 0
     """Bytes read from the corpus."""
 
-    def add(self, other: Counts) -> None:
-        for name, value in vars(other).items():
+    def add(self, increment: Counts) -> None:
+        for name, value in vars(increment).items():
             if name == "histogram":
                 self.histogram = [a + b for a, b in zip(self.histogram, value, strict=True)]
             else:

@@ -24,12 +24,12 @@ def command_pages() -> dict[str, str]:
         group = umbrella.get_command(context, name)
         assert group is not None
         pages[f"reference/{name}.md"] = _page(name, walk(group, name))
-    others = [
-        each
-        for each in walk(umbrella, "headrace")
-        if not each[0].split()[1:2] or each[0].split()[1] not in PROGRAMS
+    umbrella_pages = [
+        page
+        for page in walk(umbrella, "headrace")
+        if not page[0].split()[1:2] or page[0].split()[1] not in PROGRAMS
     ]
-    pages["reference/headrace.md"] = _page("headrace", iter(others))
+    pages["reference/headrace.md"] = _page("headrace", iter(umbrella_pages))
     return pages
 
 
@@ -66,7 +66,7 @@ def _section(path: str, command: click.Command) -> str:
 def _help(text: str) -> str:
     """Return a help text as Markdown: a block marked with `\\b` keeps its lines."""
     paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text))
-    return "\n\n".join(_paragraph(each) for each in paragraphs)
+    return "\n\n".join(_paragraph(paragraph) for paragraph in paragraphs)
 
 
 def _paragraph(text: str) -> str:

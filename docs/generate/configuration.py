@@ -39,20 +39,20 @@ def configuration_pages() -> dict[str, str]:
 
 def sections(kind: type) -> dict[type, list[str]]:
     """Return the dataclasses of a configuration with the keys that hold each."""
-    found: dict[type, list[str]] = {}
+    paths_by_section: dict[type, list[str]] = {}
     waiting: list[tuple[type, str]] = [(kind, "")]
     while waiting:
         section, path = waiting.pop(0)
-        seen = section in found
-        found.setdefault(section, []).append(path)
+        seen = section in paths_by_section
+        paths_by_section.setdefault(section, []).append(path)
         if seen:
             continue
         hints = typing.get_type_hints(section, include_extras=True)
         for field in dataclasses.fields(section):
             if field.init:
                 below = f"{path}.{field.name}".lstrip(".")
-                waiting += [(each, place) for each, place in _within(hints[field.name], below)]
-    return found
+                waiting += [(inner, place) for inner, place in _within(hints[field.name], below)]
+    return paths_by_section
 
 
 def _within(hint: object, path: str) -> Iterator[tuple[type, str]]:

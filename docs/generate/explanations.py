@@ -83,8 +83,8 @@ def mixing() -> str:
         figure.path(f"M40 {height}H460", 'stroke-dasharray="3 3"' if label != "0" else "")
         figure.text(34, height + 4, label, "small quiet", "end")
     for source, weight in enumerate(weights):
-        given = np.concatenate([[0], np.cumsum(sources == source)])
-        ahead = given - np.arange(count + 1) * weight / sum(weights)
+        drawn = np.concatenate([[0], np.cumsum(sources == source)])
+        ahead = drawn - np.arange(count + 1) * weight / sum(weights)
         assert (abs(ahead) < 1).all()
         points = [
             (40 + row * 420 / count, 150 - 40 * value) for row, value in enumerate(ahead.tolist())
@@ -160,12 +160,12 @@ def fragments() -> str:
     )
     figure.text(20, 24, "The same weight in three layouts; a colour for each rank", "strong")
     for number, (title, parts) in enumerate(cuts):
-        left = 20 + 154 * number
-        figure.text(left, 48, title, "small")
+        left_x = 20 + 154 * number
+        figure.text(left_x, 48, title, "small")
         for rank, cells in enumerate(parts):
             for row, column in cells:
                 figure.box(
-                    (left + column * cell, 56 + row * cell), (cell - 1, cell - 1), COLOURS[rank]
+                    (left_x + column * cell, 56 + row * cell), (cell - 1, cell - 1), COLOURS[rank]
                 )
     boxes = list(cover(shape, *edges[1:3], 48))
     for box in boxes:
@@ -201,13 +201,13 @@ def saving() -> str:
         for begin, length, colour, words in parts:
             figure.box((84 + begin * 23.5, y), (length * 23.5 - 2, 30), COLOURS[colour], words)
     figure.text(20, 152, "What a kill leaves behind", "strong")
-    for y, when, what in (
+    for y, when, effect in (
         (174, "before the rename", "a .tmp folder, which the next start deletes;"),
         (192, "", "the checkpoint before it is untouched"),
         (214, "after the rename", "a whole checkpoint: every file has its hash in the manifest"),
     ):
         figure.text(20, y, when, "small")
-        figure.text(130, y, what, "small")
+        figure.text(130, y, effect, "small")
     return figure.svg()
 
 

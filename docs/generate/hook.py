@@ -59,10 +59,10 @@ def in_site(file: Path) -> str:
 def moved_links(page: Path, place: str) -> str:
     """Return a page with the links that it needs at its place in the site."""
 
-    def moved(found: re.Match[str]) -> str:
-        file = (page.parent / found.group()).resolve()
+    def moved(match: re.Match[str]) -> str:
+        file = (page.parent / match.group()).resolve()
         if not file.exists():
-            return found.group()
+            return match.group()
         return posixpath.relpath(in_site(file), posixpath.dirname(place) or ".")
 
     return LINK.sub(moved, page.read_text())

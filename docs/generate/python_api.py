@@ -37,7 +37,7 @@ def api_page() -> str:
         "# Python\n\nThese modules are public: a change of them is named in the changelog. "
         "[The loader in your own loop](../loader.md) shows them at work."
     )
-    return "\n\n".join([head, *(_module(*each) for each in MODULES.items())]) + "\n"
+    return "\n\n".join([head, *(_module(*item) for item in MODULES.items())]) + "\n"
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -50,13 +50,15 @@ def public_names(module: ModuleType) -> list[str]:
             for name, value in vars(module).items()
             if not name.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
-    found = ((name, getattr(module, name)) for name in names)
-    return [name for name, value in found if inspect.isclass(value) or inspect.isfunction(value)]
+    members = ((name, getattr(module, name)) for name in names)
+    return [name for name, value in members if inspect.isclass(value) or inspect.isfunction(value)]
 
 
 def _module(name: str, title: str) -> str:
     module = import_module(name)
-    entries = [_entry(each, getattr(module, each)) for each in public_names(module)]
+    entries = [
+        _entry(public_name, getattr(module, public_name)) for public_name in public_names(module)
+    ]
     return "\n\n".join(
         [f"## {title}: {code(name)}", escaped(inspect.getdoc(module) or ""), *entries]
     )

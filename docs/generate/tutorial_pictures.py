@@ -75,7 +75,7 @@ def plot(title: str, curves: dict[str, Points], marks: dict[str, float]) -> str:
     """Return a plot of curves, with named marks on the x-axis."""
     figure = Figure(title, FLOOR + 56)
     most_x, most_y = (
-        max(point[axis] for each in curves.values() for point in each) for axis in (0, 1)
+        max(point[axis] for curve in curves.values() for point in curve) for axis in (0, 1)
     )
 
     def placed(points: Sequence[tuple[float, float]]) -> Points:

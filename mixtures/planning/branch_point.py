@@ -198,11 +198,11 @@ def continued_order(
         window = max(1, round(Fraction(before.window * before.chunk, fresh.chunk)))
         fresh = replace(fresh, window=window, direction=before.direction)
     grown = fresh.tokens > before.tokens
-    same = all(
+    same_order = all(
         getattr(fresh, name) == getattr(before, name) for name in ("chunk", "window", "direction")
     )
-    same = same and not branch.reshuffle
-    if same and not grown and all(before.chunk % new_length == 0 for new_length in lengths):
+    same_order = same_order and not branch.reshuffle
+    if same_order and not grown and all(before.chunk % new_length == 0 for new_length in lengths):
         if length == before_length:
             return before, position
         return before, before.change_length(position, before_length, length)

@@ -36,7 +36,7 @@ def find_bounds(plan: Plan, planned: Sequence[Epochs]) -> Iterator[ControlledPha
     """Yield the phases with a controller; `planned` has the epochs of each phase by its plan."""
     limits = {source.name: float(source.max_epochs) for source in plan.sources}
     sizes = {source.name: source.order.tokens for source in plan.sources}
-    epochs = {name: total - own for name, (total, own) in planned[0].items()}
+    epochs = {name: total - tail for name, (total, tail) in planned[0].items()}
     for phase, phase_epochs in zip(plan.phases, planned, strict=True):
         bounds = share_bounds(plan, phase)
         for name, (_, taken) in phase_epochs.items():

@@ -23,8 +23,8 @@ def find_format(file: str) -> str:
     """Derive the picture's format from the file name: svg or html."""
     picture_format = Path(file).suffix.removeprefix(".").lower()
     if picture_format not in FORMATS:
-        what = f"{file} does not end in .svg or .html"
-        raise ConfigError("the command line", [ConfigProblem("--out", what, typed=True)])
+        problem = f"{file} does not end in .svg or .html"
+        raise ConfigError("the command line", [ConfigProblem("--out", problem, typed=True)])
     return picture_format
 
 

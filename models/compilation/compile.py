@@ -71,5 +71,5 @@ def compile_programs(
 
 def lacking(problem: str) -> MissingError:
     """Return the error of a problem of `tools`, whose second part mends it."""
-    what, _, hint = problem.partition("; ")
-    return MissingError(what, hint=hint)
+    message, _, hint = problem.partition("; ")
+    return MissingError(message, hint=hint)

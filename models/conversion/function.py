@@ -27,9 +27,11 @@ SPEED_OR_TRAINING = {"kernel", "chunk", "balance_loss", "balance_over", "z_loss"
 
 def differences(config: ModelConfig, reference: ModelConfig) -> Iterator[str]:
     """Yield the fields whose values differ from those in `reference`, with both values."""
-    pair = [replace(one, final_norm=one.final_norm or one.norm) for one in (config, reference)]
+    pair = [
+        replace(model, final_norm=model.final_norm or model.norm) for model in (config, reference)
+    ]
     for name in (field.name for field in fields(ModelConfig) if field.name not in LABELS):
-        value, expected = (getattr(one, name) for one in pair)
+        value, expected = (getattr(model, name) for model in pair)
         if not is_equal(value, expected):
             yield f"{name} is {value!r}, not {expected!r}"
     if len(config.layers) != len(reference.layers):
@@ -48,11 +50,11 @@ def differences(config: ModelConfig, reference: ModelConfig) -> Iterator[str]:
                 yield f"a layer's {field.name} is {value!r}, not {expected!r}"
 
 
-def is_equal(value: Any, other: Any) -> bool:
+def is_equal(value: Any, expected: Any) -> bool:
     """Compare; numbers to the last digits, which a reciprocal may lose."""
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=1e-12)
-    return bool(value == other)
+    if isinstance(value, float) and isinstance(expected, float):
+        return math.isclose(value, expected, rel_tol=1e-12)
+    return bool(value == expected)
 
 
 def option_differences(
@@ -60,14 +62,14 @@ def option_differences(
 ) -> Iterator[str]:
     """Yield the options in which an operator differs from another's."""
     options = resolve(config.operators[name], config.width)
-    others = resolve(reference.operators[expected], reference.width)
-    if type(options) is not type(others):
-        yield f"operators.{name} is of kind {options.kind}, not {others.kind}"
+    expected_options = resolve(reference.operators[expected], reference.width)
+    if type(options) is not type(expected_options):
+        yield f"operators.{name} is of kind {options.kind}, not {expected_options.kind}"
         return
     for field in fields(options):
-        value, other = getattr(options, field.name), getattr(others, field.name)
-        if field.name not in SPEED_OR_TRAINING and not is_equal(value, other):
-            yield f"operators.{name}.{field.name} is {value!r}, not {other!r}"
+        value, expected_value = getattr(options, field.name), getattr(expected_options, field.name)
+        if field.name not in SPEED_OR_TRAINING and not is_equal(value, expected_value):
+            yield f"operators.{name}.{field.name} is {value!r}, not {expected_value!r}"
 
 
 def resolve(options: OperatorOptions, width: int) -> OperatorOptions:

@@ -157,8 +157,8 @@ def _backward(
     D_terms, state_pairs_t, state_pairs_s = delta.new_empty(3, rows, *by_token).unbind()
     chunk, chunks_per_span = launches.CHUNK, launches.CHUNKS
     score_grads = xBC.new_empty(rows, chunks, chunks_per_span, sizes.num_blocks, chunk, chunk)
-    for same in (True, False):
-        launches.bind_pairs(sizes, dy_strides, same=same)(
+    for same_chunk in (True, False):
+        launches.bind_pairs(sizes, dy_strides, same_chunk=same_chunk)(
             dy, x, B, C, delta, dA_cumsum, position_ids, pair_sums_t, pair_sums_s, D_terms,
             score_grads,
         )  # fmt: skip

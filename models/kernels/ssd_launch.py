@@ -186,12 +186,12 @@ def bind_outputs(
 
 
 @keep_bound
-def bind_pairs(sizes: Sizes, dy_strides: Strides, *, same: bool) -> Launch:
-    num_columns = sizes.num_blocks * (1 if same else CHUNKS - 1)
+def bind_pairs(sizes: Sizes, dy_strides: Strides, *, same_chunk: bool) -> Launch:
+    num_columns = sizes.num_blocks * (1 if same_chunk else CHUNKS - 1)
     return _programs()[1].bind(
         "ssd_backward_pairs", (sizes.chunks, num_columns, sizes.rows), sizes.length,
         sizes.padded_length, sizes.heads, sizes.heads_per_group, sizes.head_dim, sizes.state_size,
-        *dy_strides, *sizes.xBC_strides, SAME=same, HEADS=sizes.heads_per_program,
+        *dy_strides, *sizes.xBC_strides, SAME=same_chunk, HEADS=sizes.heads_per_program,
         **sizes.constants, **PAIR_OPTIONS,
     )  # fmt: skip
 

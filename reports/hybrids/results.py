@@ -138,8 +138,8 @@ def check_equal_rows(roots: Mapping[str, Path]) -> tuple[int, str]:
     hashes = {name: _hash_at(root, last) for name, root in roots.items()}
     if len(set(hashes.values())) == 1:
         return last + 1, next(iter(hashes.values()))
-    (first, root), *others = roots.items()
-    differing = [(name, path) for name, path in others if hashes[name] != hashes[first]]
+    (first, root), *later_roots = roots.items()
+    differing = [(name, path) for name, path in later_roots if hashes[name] != hashes[first]]
     where = "\n".join(
         f"    {name}: from step {_first_difference(root, path, last):,}" for name, path in differing
     )

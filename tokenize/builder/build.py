@@ -142,13 +142,13 @@ class BuildConfig:
             if getattr(self, name) is not None:
                 self._check_documents(name)
         if self.genome is not None:
-            others = {
+            document_options = {
                 "filter": self.filter,
                 "decontaminate": self.decontaminate,
                 "max_document_tokens": self.max_document_tokens,
                 "on_error: skip": self.on_error == "skip" or None,
             }
-            self.genome.check_build(self.byte, self.chat, bool(self.splits), others)
+            self.genome.check_build(self.byte, self.chat, bool(self.splits), document_options)
         check_splits(self.splits)
         for name in ("shard_size", "slice_size"):
             if getattr(self, name) < 1:

@@ -112,7 +112,7 @@ class DocumentReader:
         """
         if not self.skip_bad or problem.kind == UNSTEADY:
             raise InputError(
-                f"{problem.kind}: {problem.what}",
+                f"{problem.kind}: {problem.message}",
                 where=problem.where(),
                 hint=self._hint(problem),
             )
@@ -124,7 +124,9 @@ class DocumentReader:
             return self._type_hint(problem) or OTHER_TYPE_HINT
         if problem.kind == "missing field" and self.config.chat is not None:
             return MESSAGES_HINT
-        is_conversation = problem.kind == "missing field" and ChatFields().messages in problem.what
+        is_conversation = (
+            problem.kind == "missing field" and ChatFields().messages in problem.message
+        )
         if is_conversation:
             return CHAT_HINT
         if self.genome is not None and self.genome.config.window is not None:
@@ -133,14 +135,14 @@ class DocumentReader:
 
     def _type_hint(self, problem: BadRecord) -> str | None:
         """Return the hint for a value of a type that `--keep` could name; None for other types."""
-        match = OTHER_TYPE.search(problem.what)
+        match = OTHER_TYPE.search(problem.message)
         if match is None or match[2] not in FIELD_KINDS:
             return None
         return f"if all its values are {match[2]}, write --keep '{match[1]}:{match[2]}'; or {SKIP}"
 
     def _is_kept_only(self, problem: BadRecord) -> bool:
         """Return True if only --keep asks for the problem's field, which its text names first."""
-        field = NAMED_FIELD.search(problem.what)
+        field = NAMED_FIELD.search(problem.message)
         text_fields = (self.config.text_field, self.config.id_field)
         kept_names = {kept.name for kept in self.config.keep}.difference(text_fields)
         return field is not None and field[1] in kept_names

@@ -236,7 +236,7 @@ def _json_lines(file: File) -> Iterator[tuple[int, Any]]:
     file_slice = Slice(file, 0, file.size, 0, file.size)
     for block in record_blocks(file_slice, b"\n", unit="line", split=False):
         if (problem := block.problem) is not None:
-            message = f"an evaluation cannot be read: {problem.kind}: {problem.what}"
+            message = f"an evaluation cannot be read: {problem.kind}: {problem.message}"
             raise InputError(message, where=problem.where(), hint="restore the file from a copy")
         for number, line in enumerate(block.lines(), start=block.first):
             if line.isspace():

@@ -266,10 +266,10 @@ class Words:
         return runs * FACTORS[0]
 
 
-def _join_runs(left: UInt64, length: int, right: UInt64, size: int) -> UInt64:
-    """Return the hashes of runs of `length + size` words, given those of both parts."""
-    if not length:
+def _join_runs(left: UInt64, left_length: int, right: UInt64, right_length: int) -> UInt64:
+    """Return the hashes of runs of `left_length + right_length` words, from those of both parts."""
+    if not left_length:
         return right
-    num_runs = max(0, len(right) - length)
-    power = np.uint64(pow(STEP, size, 2**64))
-    return left[:num_runs] * power + right[length : length + num_runs]
+    num_runs = max(0, len(right) - left_length)
+    power = np.uint64(pow(STEP, right_length, 2**64))
+    return left[:num_runs] * power + right[left_length : left_length + num_runs]

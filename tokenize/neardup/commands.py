@@ -85,11 +85,16 @@ def _lsh_settings(values: dict[str, Any]) -> dict[str, int]:
 @click.option("--first", type=click.IntRange(0), default=0, help="Leave out the largest clusters.")
 @click.option("--count", type=click.IntRange(1), default=5, show_default=True, help="Clusters.")
 @click.option(
-    "--most", type=click.IntRange(1), default=3, show_default=True, help="Duplicates of a cluster."
+    "--most",
+    "max_duplicates",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Duplicates of a cluster.",
 )
 @command.json_option
 def duplicates(
-    drop_list: str, cluster: int | None, first: int, count: int, most: int, as_json: bool
+    drop_list: str, cluster: int | None, first: int, count: int, max_duplicates: int, as_json: bool
 ) -> None:
     """Show the largest clusters that `tokenize neardup` found, their texts side by side.
 
@@ -103,7 +108,9 @@ def duplicates(
 
     from .show import describe, show_clusters
 
-    shown = show_clusters(drop_list, first=first, count=count, max_duplicates=most, number=cluster)
+    shown = show_clusters(
+        drop_list, first=first, count=count, max_duplicates=max_duplicates, number=cluster
+    )
     if as_json:
         command.emit([asdict(shown_cluster) for shown_cluster in shown])
         return

@@ -126,8 +126,8 @@ def _blocks(
     damage: str | None = None
     skipping_record = False
 
-    def problem(kind: str, what: str) -> BadRecord:
-        return BadRecord(kind, what, file_slice.file.name, number, unit)
+    def problem(kind: str, message: str) -> BadRecord:
+        return BadRecord(kind, message, file_slice.file.name, number, unit)
 
     while True:
         try:

@@ -98,7 +98,7 @@ class BadRecord:
     """A record that cannot be read. Manifests store its kind and message."""
 
     kind: str
-    what: str
+    message: str
     file: str
     position: int | None = None
     unit: str = "record"
@@ -109,7 +109,7 @@ class BadRecord:
         return f"{self.file}, {self.unit} {self.position + 1}"
 
     def __str__(self) -> str:
-        return f"{self.where()}: {self.kind}: {self.what}"
+        return f"{self.where()}: {self.kind}: {self.message}"
 
 
 @dataclass(frozen=True)

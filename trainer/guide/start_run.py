@@ -227,9 +227,9 @@ class Start:
         trials.folder.mkdir(exist_ok=True)
 
         def budget() -> Budget:
-            left = max(seconds - (time.monotonic() - began), MIN_SHARE * seconds)
+            remaining = max(seconds - (time.monotonic() - began), MIN_SHARE * seconds)
             epochs = sizing.MAX_EPOCHS if self.weights is None else sizing.TUNING_EPOCHS
-            return Budget(TRAINING_SHARE * left, manifest.tokens, epochs)
+            return Budget(TRAINING_SHARE * remaining, manifest.tokens, epochs)
 
         note(f"measure how fast this machine trains: {STEPS} steps of real models, never resumed")
         choice = sizing.choose(

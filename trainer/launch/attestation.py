@@ -76,16 +76,16 @@ class AttestationOutcome:
         job.save_note(str(self))
 
     def __str__(self) -> str:
-        return f"{self.what} ({self.digest})"
+        return f"{self.summary} ({self.digest})"
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         return f"kernels attested on {' and '.join(self.where)}"
 
     def details(self) -> dict[str, Any]:
         """Return the details of an event."""
         return {
-            "what": self.what,
+            "what": self.summary,
             "digest": self.digest,
             "kernels": list(self.kernels),
             "failed": list(self.failed),

@@ -56,10 +56,10 @@ def followed_plan(job: Job) -> LayoutPlan | None:
     plan, run = job.layout_plan, job.run
     if plan is None or any(find_differences(plan, job)):
         return None
-    same = (
+    unchanged = (
         plan.layout == run.layout
         and plan.resolved_engine == run.engine
         and plan.micro_batch_tokens == run.micro_batch_tokens
         and plan.rules == job.rules
     )
-    return plan if same else None
+    return plan if unchanged else None

@@ -178,18 +178,18 @@ def delta_channel_scores(
     dtype: tl.constexpr = q.dtype.element_ty
     from_boundary = tl.exp(G_t - boundary)
     q_from, k_from = (q_t * from_boundary).to(dtype), (k_t * from_boundary).to(dtype)
-    for other in range(CHUNK // BLOCK):
-        other_token = chunk_token + other * BLOCK
-        distance = start + token[:, None] - other * BLOCK - token[None, :]
+    for pair_block in range(CHUNK // BLOCK):
+        pair_token = chunk_token + pair_block * BLOCK
+        distance = start + token[:, None] - pair_block * BLOCK - token[None, :]
         keys = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
         queries = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
-        if other * BLOCK < start:
-            k_s = load_tile(k, k_token_stride, other_token, length, key_dim, BLOCK, KEY_DIM)
-            G_s = load_decays(G, other_token, key_dim, 0, BLOCK, KEY_DIM, True)
+        if pair_block * BLOCK < start:
+            k_s = load_tile(k, k_token_stride, pair_token, length, key_dim, BLOCK, KEY_DIM)
+            G_s = load_decays(G, pair_token, key_dim, 0, BLOCK, KEY_DIM, True)
             k_to = tl.trans((k_s * tl.exp(boundary - G_s)).to(dtype))
             keys = multiply(k_from, k_to, PRECISION)
             queries = multiply(q_from, k_to, PRECISION)
-        elif other * BLOCK == start:
+        elif pair_block * BLOCK == start:
             for column in range(BLOCK):
                 source = first_token + column
                 k_s = load_token(k, k_token_stride, source, length, key_dim, KEY_DIM)[None, :]
@@ -202,7 +202,7 @@ def delta_channel_scores(
         mask = distance >= 0
         if PACKED:
             mask = mask & (distance <= position[:, None])
-        pairs = rows + other * BLOCK
+        pairs = rows + pair_block * BLOCK
         tl.store(M + pairs, tl.where(mask & (distance > 0), keys * beta_t, 0.0))
         tl.store(P + pairs, tl.where(mask, queries, 0.0).to(P.dtype.element_ty))
 

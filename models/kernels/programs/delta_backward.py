@@ -161,16 +161,16 @@ def delta_backward_pairs(
     row_tile = tl.zeros([BLOCK, CHANNELS], dtype=tl.float32)
     column_tile = tl.zeros([BLOCK, CHANNELS], dtype=tl.float32)
     pair_rows = (head_row * padded_length + chunk_token) * CHUNK
-    for other in range(CHUNK // BLOCK):
-        other_token = chunk_token + other * BLOCK
-        if other * BLOCK != start:
-            k_s = load_tile(k, k_token_stride, other_token, length, channels, BLOCK, CHANNELS)
-            G_s = load_decays(G, other_token, key_dim, first_channel, BLOCK, CHANNELS, True)
-            if other * BLOCK < start:  # this block is the later one
-                distance = start + token[:, None] - other * BLOCK - token[None, :]
+    for pair_block in range(CHUNK // BLOCK):
+        pair_token = chunk_token + pair_block * BLOCK
+        if pair_block * BLOCK != start:
+            k_s = load_tile(k, k_token_stride, pair_token, length, channels, BLOCK, CHANNELS)
+            G_s = load_decays(G, pair_token, key_dim, first_channel, BLOCK, CHANNELS, True)
+            if pair_block * BLOCK < start:  # this block is the later one
+                distance = start + token[:, None] - pair_block * BLOCK - token[None, :]
                 position = load_block_positions(positions, first_token, length, BLOCK, PACKED)
                 mask = distance <= position[:, None] if PACKED else distance > 0
-                pairs = pair_rows + (start + token[:, None]) * CHUNK + other * BLOCK
+                pairs = pair_rows + (start + token[:, None]) * CHUNK + pair_block * BLOCK
                 pairs += token[None, :]
                 keys = (k_s * tl.exp(before - G_s)).to(dtype)
                 dP_tile = tl.where(mask, tl.load(dP + pairs), 0.0).to(dtype)
@@ -178,14 +178,14 @@ def delta_backward_pairs(
                 dq_tile += multiply(dP_tile, keys, PRECISION)
                 row_tile += multiply(dM_tile, keys, PRECISION)
             else:
-                q_s = load_tile(q, q_token_stride, other_token, length, channels, BLOCK, CHANNELS)
-                distance = other * BLOCK + token[None, :] - start - token[:, None]
-                position = load_block_positions(positions, other_token, length, BLOCK, PACKED)
+                q_s = load_tile(q, q_token_stride, pair_token, length, channels, BLOCK, CHANNELS)
+                distance = pair_block * BLOCK + token[None, :] - start - token[:, None]
+                position = load_block_positions(positions, pair_token, length, BLOCK, PACKED)
                 mask = distance <= position[None, :] if PACKED else distance > 0
-                pairs = pair_rows + (other * BLOCK + token[None, :]) * CHUNK + start
+                pairs = pair_rows + (pair_block * BLOCK + token[None, :]) * CHUNK + start
                 pairs += token[:, None]
                 beta_s = tl.load(
-                    beta + (other_token + token) * num_heads, mask=other_token + token < length,
+                    beta + (pair_token + token) * num_heads, mask=pair_token + token < length,
                     other=0.0,
                 )[None, :]  # fmt: skip
                 decay = tl.exp(G_s - after)
@@ -198,29 +198,29 @@ def delta_backward_pairs(
     row_tile *= from_before
     column_tile *= to_after
     position = load_block_positions(positions, first_token, length, BLOCK, PACKED)
-    for other in range(BLOCK):  # pairs within the block
-        source = first_token + other
+    for pair_offset in range(BLOCK):  # pairs within the block
+        source = first_token + pair_offset
         k_s = load_token(k, k_token_stride, source, length, channels, CHANNELS)[None, :]
         q_s = load_token(q, q_token_stride, source, length, channels, CHANNELS)[None, :]
         beta_s = tl.load(beta + source * num_heads, mask=source < length, other=0.0)
         G_s = load_key_decays(G, source, key_dim, first_channel, CHANNELS, True)[None, :]
-        # This block's tokens t ≥ s = other
-        distance = token - other
+        # This block's tokens t ≥ s = pair_offset
+        distance = token - pair_offset
         visible = distance >= 0
         if PACKED:
             visible = visible & (distance <= position)
-        pairs = pair_rows + (start + token) * CHUNK + start + other
+        pairs = pair_rows + (start + token) * CHUNK + start + pair_offset
         decay = tl.exp(tl.where(visible[:, None], G_t - G_s, float("-inf")))
         dP_column = tl.load(dP + pairs)[:, None]
         dM_column = tl.where(distance > 0, tl.load(dM + pairs), 0.0)[:, None]
         dq_tile += dP_column * decay * k_s
         row_tile += dM_column * decay * k_s
-        # This block's tokens s ≤ t = other
+        # This block's tokens s ≤ t = pair_offset
         visible = distance <= 0
         if PACKED:
             position_t = tl.load(positions + source, mask=source < length, other=0)
             visible = visible & (-distance <= position_t)
-        pairs = pair_rows + (start + other) * CHUNK + start + token
+        pairs = pair_rows + (start + pair_offset) * CHUNK + start + token
         decay = tl.exp(tl.where(visible[:, None], G_s - G_t, float("-inf")))
         dP_row = tl.load(dP + pairs)[:, None]
         dM_row = tl.where(distance < 0, tl.load(dM + pairs), 0.0)[:, None] * beta_s

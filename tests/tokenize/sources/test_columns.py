@@ -39,7 +39,7 @@ def test_files_with_another_schema(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "b.parquet")
     pq.write_table(pa.table({"text": ["a", None, "c"]}), tmp_path / "c.parquet")
     assert [p.kind for p in read_file(tmp_path / "a.parquet")[1]] == ["other schema"]
-    assert "holds int64" in read_file(tmp_path / "b.parquet")[1][0].what
+    assert "holds int64" in read_file(tmp_path / "b.parquet")[1][0].message
     result, problems = read_file(tmp_path / "c.parquet")
     assert [text for _, text, _ in result] == ["a", "c"]
     assert problems[0].where().endswith("c.parquet, row 2")
@@ -60,7 +60,7 @@ def test_another_schema_is_reported_once_per_file(tmp_path: Path) -> None:
             result, problems = read_file(tmp_path / f"{name}.{ending}", size=500)
             assert not result
             assert [problem.kind for problem in problems] == ["other schema"]
-            assert what in problems[0].what
+            assert what in problems[0].message
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

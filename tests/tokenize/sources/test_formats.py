@@ -120,7 +120,7 @@ def test_a_line_without_the_id_field_is_a_bad_record(tmp_path: Path) -> None:
     result, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
     assert result == [(0, "a", "1"), (2, "c", None)]
     assert [(problem.kind, problem.position) for problem in problems] == [("missing field", 1)]
-    assert "no field `name` (it has `text`)" in problems[0].what
+    assert "no field `name` (it has `text`)" in problems[0].message
 
 
 def test_an_unused_separator_is_an_error() -> None:
@@ -159,7 +159,7 @@ def test_blank_lines_count_and_a_broken_line_ends_before_its_line_feed(tmp_path:
     documents, problems = read_file(plain(tmp_path / "a.jsonl", data))
     assert documents == [(4, "b\nc", None)]
     [problem] = problems
-    assert (problem.position, problem.what) == (
+    assert (problem.position, problem.message) == (
         2,
         "Expecting ',' delimiter: line 1 column 13 (char 12)",
     )

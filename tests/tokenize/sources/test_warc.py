@@ -94,5 +94,5 @@ def test_a_damaged_file(tmp_path: Path, tail: bytes, what: str) -> None:
     result, (problem,) = read_file(path)
     assert [text for _, text, _ in result] == ["first"]
     assert problem.kind == "damaged file"
-    assert what in problem.what
+    assert what in problem.message
     assert problem.position == 1

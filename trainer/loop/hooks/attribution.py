@@ -38,7 +38,7 @@ class DeviceLaunch:
     owner: str
     start: float
     end: float
-    own: float
+    self_time: float
     """Microseconds, as all times of a trace."""
 
 
@@ -101,7 +101,7 @@ def attribute(events: Iterable[Event], steps: int) -> Attribution:
     operations = [
         Operation(
             owner,
-            sum(launch.own for launch in of_owner) / 1e3 / steps,
+            sum(launch.self_time for launch in of_owner) / 1e3 / steps,
             len(of_owner) / steps,
         )
         for owner, of_owner in by_owner.items()
@@ -138,8 +138,8 @@ def _operations(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
                 inner[id(callers[-1])] += event["dur"]
     for event, names in operations:
         owner = _name_owner([*names, event["name"]], event["name"])
-        own = event["dur"] - inner[id(event)]
-        yield DeviceLaunch(owner, event["ts"], event["ts"] + event["dur"], own)
+        self_time = event["dur"] - inner[id(event)]
+        yield DeviceLaunch(owner, event["ts"], event["ts"] + event["dur"], self_time)
 
 
 def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:

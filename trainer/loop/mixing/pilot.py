@@ -78,8 +78,8 @@ class Pilot:
         taken, self._pending = self._pending, []
         for decision in taken:
             shares = ", ".join(f"{name} {share:.2%}" for name, share in decision.shares.items())
-            what = f"from step {decision.step:,} on, by {decision.by}: {shares}"
-            self.record(STEERED, self.step, what=what)
+            message = f"from step {decision.step:,} on, by {decision.by}: {shares}"
+            self.record(STEERED, self.step, what=message)
         return taken
 
     def observe_step(self, step: int, stats: StepStats | None) -> None:
