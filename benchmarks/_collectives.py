@@ -110,11 +110,11 @@ def _size(value: Any) -> int:
     return sum(map(_size, value)) if isinstance(value, list | tuple) else 0
 
 
-def _serve(what: str, file: str, module: str, function: str, words: list[str]) -> int:
+def _serve(measurement: str, file: str, module: str, function: str, words: list[str]) -> int:
     sys.argv = [function, *words]
     act = getattr(importlib.import_module(module), function)
     count = Count()
-    with count if what == "count" else contextlib.nullcontext():
+    with count if measurement == "count" else contextlib.nullcontext():
         try:
             code = act() or 0
         except SystemExit as end:

@@ -112,9 +112,9 @@ class FakeGpu(TorchDispatchMode):
             return self._device_for_cpp()
         if "device" in kwargs and torch.device(kwargs["device"] or HOST).type == "meta":
             kwargs["device"] = CUDA  # C++ repeats this answer
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         target = torch.device(kwargs.get("device") or HOST)
-        if target.type != "cuda" and not any(isinstance(item, FakeTensor) for item in given):
+        if target.type != "cuda" and not any(isinstance(item, FakeTensor) for item in inputs):
             return func(*args, **kwargs)
         if (answer := self._read(func, args, kwargs, target)) is not None:
             return answer
@@ -125,7 +125,7 @@ class FakeGpu(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         result = self._run(func, args, kwargs)
-        self._record(func, args, kwargs, given, result)
+        self._record(func, args, kwargs, inputs, result)
         return result
 
     def _device_for_cpp(self) -> torch.device:
@@ -180,17 +180,17 @@ class FakeGpu(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _record(
-        self, func: Any, args: Any, kwargs: dict[str, Any], given: list[Tensor], result: Any
+        self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[Tensor], result: Any
     ) -> None:
         name = func.name()
         if func.is_view or name in NO_LAUNCH:
             return
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         written = _written(func, args, kwargs)
-        read = [] if name.startswith("aten::new_") or "_like" in name else given
+        read = [] if name.startswith("aten::new_") or "_like" in name else inputs
         moved = _bytes([*read, *results])
         if name in GATHERS:
-            moved += _bytes(results) - _bytes(given[:1])
+            moved += _bytes(results) - _bytes(inputs[:1])
         if not name.endswith(WRITTEN_ONLY) and "out" not in kwargs:
             moved += _bytes(written)
         count = None if "att" in name else FORMULAS.get(func.overloadpacket)

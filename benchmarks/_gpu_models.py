@@ -27,7 +27,9 @@ def hybrid(
         "attention": OPTIONS["attention"](heads=heads),
         "glu": OPTIONS["glu"](hidden=hidden),
     }
-    used = {name: each for name, each in operators.items() if name in pattern or name == "glu"}
+    used = {
+        name: operator for name, operator in operators.items() if name in pattern or name == "glu"
+    }
     return ModelConfig(
         vocab_size=vocabulary,
         width=width,
@@ -107,7 +109,7 @@ def with_kernels(config: ModelConfig, kernel: Kernel) -> ModelConfig:
     """Return the configuration with this choice of kernels for all operators, norms and the
     loss."""
     operators = {
-        name: replace(each, kernel=kernel)  # type: ignore[call-arg]
-        for name, each in config.operators.items()
+        name: replace(operator, kernel=kernel)  # type: ignore[call-arg]
+        for name, operator in config.operators.items()
     }
     return replace(config, kernel=kernel, operators=operators)

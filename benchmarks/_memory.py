@@ -110,7 +110,7 @@ def _train(
 
 def _storages() -> list[tuple[weakref.ref[Any], int, int]]:
     """Return the storages of all tensors in host memory, their bytes and their addresses."""
-    tensors = [thing for thing in gc.get_objects() if type(thing) in TENSOR_TYPES]
+    tensors = [candidate for candidate in gc.get_objects() if type(candidate) in TENSOR_TYPES]
     tensors = [tensor for tensor in tensors if tensor.device.type == "cpu"]
     tensors += [
         tensor.grad for tensor in tensors if tensor.is_leaf and type(tensor.grad) in TENSOR_TYPES

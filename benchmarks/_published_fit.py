@@ -121,12 +121,16 @@ class Fit:
             if known.sum() < len(self.names):
                 continue
             figures = self.fit_to(known)
-            others = [other for other, is_one in zip(self.runs, known, strict=True) if is_one]
+            known_runs = [
+                known_run
+                for known_run, is_known_run in zip(self.runs, known, strict=True)
+                if is_known_run
+            ]
             predictions.append(
                 Prediction(
                     run,
                     math.exp(self.log_error(run, figures)) - 1,
-                    constant_error(run, others),
+                    constant_error(run, known_runs),
                 )
             )
         return predictions
@@ -144,12 +148,14 @@ def solve(slopes: Numbers, errors: Numbers, away: Numbers, weights: Numbers) -> 
     return np.clip(change, -REACH, REACH)
 
 
-def constant_error(run: Run, others: Sequence[Run]) -> float:
+def constant_error(run: Run, known_runs: Sequence[Run]) -> float:
     """Return the error of a run with the rate of operations that fits the others best: their
     median, for runs in bf16 and in FP8 each."""
 
-    def rate(other: Run) -> float:
-        return other.hardware_flops * other.tokens / other.seconds / other.get("world")
+    def rate(published: Run) -> float:
+        return (
+            published.hardware_flops * published.tokens / published.seconds / published.get("world")
+        )
 
-    alike = [item for item in others if item.get("fp8", False) == run.get("fp8", False)]
-    return rate(run) / float(np.median([rate(item) for item in alike or others])) - 1
+    alike = [item for item in known_runs if item.get("fp8", False) == run.get("fp8", False)]
+    return rate(run) / float(np.median([rate(item) for item in alike or known_runs])) - 1

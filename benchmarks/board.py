@@ -67,11 +67,11 @@ def prepare(root: Path, runs: int, steps: int) -> None:
         flush=True,
     )
     for number in range(1, runs):
-        other = root / f"run-{number}"
-        shutil.copytree(first, other, copy_function=os.link)
-        (other / "run.yaml").unlink()
+        copied_run = root / f"run-{number}"
+        shutil.copytree(first, copied_run, copy_function=os.link)
+        (copied_run / "run.yaml").unlink()
         text = (first / "run.yaml").read_text()
-        (other / "run.yaml").write_text(text.replace("0.001", f"0.00{number + 1}"))
+        (copied_run / "run.yaml").write_text(text.replace("0.001", f"0.00{number + 1}"))
 
 
 def in_chromium(url: str) -> tuple[float, list[float]]:

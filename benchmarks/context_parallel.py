@@ -66,10 +66,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=4096)
     length = parser.parse_args().length
-    for name, (operator, forms, others) in CASES.items():
+    for name, (operator, forms, peer_forms) in CASES.items():
         config = config_of(operator)
         for size in (2, 4, 8):
-            ours, theirs = (most_sent(config, form, length, size) for form in (forms, others))
+            ours, theirs = (most_sent(config, form, length, size) for form in (forms, peer_forms))
             print(
                 f"context parallel, {name}, cp {size}: {ours / theirs:.2f}x the bytes"
                 f" ({ours / 1e6:.2f} MB and {theirs / 1e6:.2f} MB sent by a rank, a row of {length}"

@@ -71,15 +71,15 @@ def many_sources(folder: str, count: int) -> None:
             ("at random", np.random.default_rng(0).permutation(ordered)),
         ):
             costs[lengths, name] = located(stream, rows[:2048])
-    changed, same = (
+    changed, unchanged = (
         [cost for (lengths, _), cost in costs.items() if (len(set(lengths)) > 1) == changes]
         for changes in (True, False)
     )
     kept = REMAINDERS_BYTES - REMAINDERS.budget
     print(
         f"the end of an epoch of {count:,} sources: {changed[0]:.0f} us of CPU for a row in order "
-        f"({changed[0] / same[0]:.1f} times as without changes of length), {changed[1]:.0f} at "
-        f"random ({changed[1] / same[1]:.1f} times); {len(REMAINDERS):,} remainders kept, "
+        f"({changed[0] / unchanged[0]:.1f} times as without changes of length), {changed[1]:.0f} "
+        f"at random ({changed[1] / unchanged[1]:.1f} times); {len(REMAINDERS):,} remainders kept, "
         f"{kept / 2**20:.1f} MiB of {REMAINDERS_BYTES >> 20}",
         flush=True,
     )

@@ -114,14 +114,16 @@ def count(case: Case) -> tuple[Counter[str], Counter[str], float]:
         with Count() as counted:
             execute(orders, rows, engine, parallel, float(ROWS * LENGTH))
             update(engine, 1e-3)
-    needed = sum(least(engine.objective.model, config, case.layout, parallel).values())
+    needed = sum(
+        count_required_bytes(engine.objective.model, config, case.layout, parallel).values()
+    )
     totals: list[Any] = [None] * RANKS
     torch.distributed.all_gather_object(totals, (counted.calls, counted.bytes, needed))
-    calls, sizes, least_bytes = zip(*totals, strict=True)
-    return sum(calls, Counter()), sum(sizes, Counter()), sum(least_bytes)
+    calls, sizes, required_bytes = zip(*totals, strict=True)
+    return sum(calls, Counter()), sum(sizes, Counter()), sum(required_bytes)
 
 
-def least(
+def count_required_bytes(
     model: Model, config: ModelConfig, layout: LayoutConfig, parallel: Parallel
 ) -> dict[str, float]:
     """Return the least bytes that this rank sends in a step, by axis."""

@@ -202,8 +202,8 @@ def many_shards(folder: Path, count: int) -> list[str]:
             (Path(url) / name).parent.mkdir(parents=True)
             os.link(Path(model) / name, Path(url) / name)
         # Mixtures refuse two sources of one hash.
-        own = replace(generation, table_hash=hashlib.sha256(url.encode()).hexdigest())
-        manifests.save(url, replace(manifest, generations=()).append(own))
+        unique_generation = replace(generation, table_hash=hashlib.sha256(url.encode()).hexdigest())
+        manifests.save(url, replace(manifest, generations=()).append(unique_generation))
     return urls
 
 

@@ -31,12 +31,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--document", type=int, default=200, help="tokens, on average")
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    shape = (given.rows, given.length)
+    options = parser.parse_args()
+    shape = (options.rows, options.length)
     torch.set_num_threads(1)  # times of one core can be compared
     torch.manual_seed(0)
-    total = given.rows * given.length
-    cuts = torch.randint(0, total, (total // given.document,)).sort().values
+    total = options.rows * options.length
+    cuts = torch.randint(0, total, (total // options.document,)).sort().values
     cu_seqlens = torch.cat([torch.tensor([0]), cuts, torch.tensor([total])]).int()
     tokens = torch.randint(0, 512, shape)
     for pattern in PATTERNS:
@@ -44,13 +44,13 @@ def main() -> None:
         model = Model(config)
         model.init_weights(0)
         apart, together = [], []
-        for _ in range(given.repeats):  # in turns: both meet the same load of the machine
+        for _ in range(options.repeats):  # in turns: both meet the same load of the machine
             together.append(step(model, tokens, None))
             apart.append(step(model, tokens, Documents.build(cu_seqlens, shape)))
         ratio = statistics.median(apart) / statistics.median(together)
         print(
             f"isolation, {pattern}: {ratio:.2f}x the step without"
-            f" ({shape[0]} x {shape[1]} tokens, documents of {given.document}, one CPU thread)"
+            f" ({shape[0]} x {shape[1]} tokens, documents of {options.document}, one CPU thread)"
         )
 
 

@@ -158,16 +158,17 @@ def main() -> None:
             f"second, {ratio:.1f}× of datatrove ({speeds['datatrove']:.2f})"
         )
         for name in ("datatrove", "ours_again"):
-            one, other = set(result["ours"]), set(result[name])
+            our_ids, peer_ids = set(result["ours"]), set(result[name])
+            shared = len(our_ids & peer_ids) / len(our_ids | peer_ids)
             print(
-                f"documents with a near-duplicate: {len(one):,}, {name.replace('_', ' ')} "
-                f"{len(other):,}; in both {len(one & other) / len(one | other):.1%} of either"
+                f"documents with a near-duplicate: {len(our_ids):,}, {name.replace('_', ' ')} "
+                f"{len(peer_ids):,}; in both {shared:.1%} of either"
             )
         show_planted(texts, planted, result)
 
 
 def show_planted(
-    texts: list[str], planted: list[tuple[int, int]], found: dict[str, dict[int, int]]
+    texts: list[str], planted: list[tuple[int, int]], clusters: dict[str, dict[int, int]]
 ) -> None:
     """Print how many planted pairs are found, beside the curve. Similarities are those of our
     words; datatrove cuts words at punctuation, so its own are others."""
@@ -175,13 +176,13 @@ def show_planted(
     from headrace.tokenize.neardup.show import similarity
 
     sums: dict[float, defaultdict[str, float]] = {}
-    for one, other in planted:
-        exact = similarity(texts[one], texts[other], NGRAM)
+    for first, second in planted:
+        exact = similarity(texts[first], texts[second], NGRAM)
         counter = sums.setdefault(min(0.9, int(exact * 10) / 10), defaultdict(float))
         counter["pairs"] += 1
         counter["curve"] += LshConfig().probability(exact)
-        for name, cluster in found.items():
-            counter[name] += one in cluster and cluster[one] == cluster.get(other)
+        for name, cluster in clusters.items():
+            counter[name] += first in cluster and cluster[first] == cluster.get(second)
     for low, counter in sorted(sums.items()):
         pairs = counter["pairs"]
         print(

@@ -57,11 +57,11 @@ def prose() -> Iterator[str]:
         yield "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
 
 
-def built(folder: Path, name: str, texts: Iterator[str], most: int) -> str:
+def built(folder: Path, name: str, texts: Iterator[str], max_characters: int) -> str:
     """Build a dataset of about `most` characters; return its URL."""
     size, corpus = 0, folder / f"{name}.jsonl"
     with corpus.open("w") as out:
-        while size < most and (text := next(texts, None)) is not None:
+        while size < max_characters and (text := next(texts, None)) is not None:
             out.write(json.dumps({"text": text}) + "\n")
             size += len(text)
     tokenizer, url = folder / "tokenizer.json", str(folder / name)
@@ -83,10 +83,10 @@ def cut_by_concatenation(lengths: Int64, length: int) -> tuple[int, int]:
 def report(name: str, lengths: Int64, length: int, counts: dict[str, int], spent: str) -> None:
     cut, needless = cut_by_concatenation(lengths, length)
     total, bins = len(lengths), counts["bins"]
-    least = -(-int(lengths.sum()) // length)
+    fewest = -(-int(lengths.sum()) // length)
     print(
         f"packing {name} to {length:,}: {counts['long'] / total:.2%} of {total:,} documents cut, "
-        f"{counts['padding'] / (bins * length):.3%} padding, {bins / least:.4f}x of the fewest "
+        f"{counts['padding'] / (bins * length):.3%} padding, {bins / fewest:.4f}x of the fewest "
         f"rows; concatenated: {cut / total:.2%} cut, {needless / total:.2%} needlessly{spent}"
     )
 
@@ -176,8 +176,10 @@ def real(folder: Path) -> None:
             result = pack(PackConfig(dataset=url, out=out, length=length, engine=ONE))
             spent = time.process_time() - start
             counts = result.generations[0].provenance["pack"]
-            each = f"; {spent / len(lengths) * 1e6:.2f} s for a million documents, with the files"
-            report(name, lengths, length, counts, each)
+            duration = (
+                f"; {spent / len(lengths) * 1e6:.2f} s for a million documents, with the files"
+            )
+            report(name, lengths, length, counts, duration)
 
 
 def main() -> None:

@@ -181,10 +181,10 @@ class Asleep:
         last = chunk == len(model.chunks) - 1
         shape = (*tokens.shape, model.config.width)
         outputs = [torch.zeros(shape)] * (0 if last else model.stream_tensors(chunk + 1))
-        total, *left = _Sleep.apply(
+        total, *stream_grads = _Sleep.apply(
             self.times["backward"][chunk], outputs, *(stream or (self.start,))
         )
-        return Sums(total, tokens.new_zeros(len(tokens), dtype=torch.float32), tuple(left))
+        return Sums(total, tokens.new_zeros(len(tokens), dtype=torch.float32), tuple(stream_grads))
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         loss.backward()
@@ -211,24 +211,24 @@ def on_cores(orders: Orders, times: Times, cores: float) -> float:
     simulator's."""
     last = len(times["forward"]) - 1
     done: set[tuple[Kind, int, int]] = set()
-    places, left, clock = [0] * len(orders), {}, 0.0
+    places, remaining, clock = [0] * len(orders), {}, 0.0
     while True:
         for stage, order in enumerate(orders):
-            if stage not in left and places[stage] < len(order):
+            if stage not in remaining and places[stage] < len(order):
                 action = order[places[stage]]
                 if _needs(action, last) <= done:
-                    left[stage] = times[action.kind][action.chunk]
-        if not left:
+                    remaining[stage] = times[action.kind][action.chunk]
+        if not remaining:
             return clock
-        rate = min(1.0, cores / len(left))
-        shortest = min(left.values())
+        rate = min(1.0, cores / len(remaining))
+        shortest = min(remaining.values())
         clock += shortest / rate
-        for stage in [item for item in left if left[item] <= shortest]:
+        for stage in [item for item in remaining if remaining[item] <= shortest]:
             action = orders[stage][places[stage]]
             done.add((action.kind, action.chunk, action.micro))
             places[stage] += 1
-            del left[stage]
-        left = {stage: rest - shortest for stage, rest in left.items()}
+            del remaining[stage]
+        remaining = {stage: rest - shortest for stage, rest in remaining.items()}
 
 
 def _needs(action: StageAction, last: int) -> set[tuple[Kind, int, int]]:
@@ -256,31 +256,31 @@ def step_times(model: str, number: int, rounds: int) -> list[str]:
     asleep: dict[str, list[float]] = {item.name: [] for item in piped}
     computing: dict[str, list[tuple[float, float, float]]] = {item.name: [] for item in piped}
     for round_ in range(rounds + 1):
-        for each in piped:
-            pause, _, _ = each.step(rows, Asleep(each.engine, each.times))
-            taken, ours, others = each.step(rows, each.engine)
+        for pipeline in piped:
+            pause, _, _ = pipeline.step(rows, Asleep(pipeline.engine, pipeline.times))
+            taken, ours, other_seconds = pipeline.step(rows, pipeline.engine)
             if round_:  # the first round warms up
-                work = ours / (number * sum(map(sum, each.times.values())))
-                left = cores - others / taken
-                predicted = work * on_cores(each.orders(number), each.times, left)
-                asleep[each.name].append(pause)
-                computing[each.name].append((taken, predicted, work))
+                work = ours / (number * sum(map(sum, pipeline.times.values())))
+                free_cores = cores - other_seconds / taken
+                predicted = work * on_cores(pipeline.orders(number), pipeline.times, free_cores)
+                asleep[pipeline.name].append(pause)
+                computing[pipeline.name].append((taken, predicted, work))
     ranks = dist.get_world_size()
     lines = []
-    for each in piped:
-        free = simulate(each.orders(number), each.times).time
-        ratios = [taken / free for taken in asleep[each.name]]
+    for pipeline in piped:
+        free = simulate(pipeline.orders(number), pipeline.times).time
+        ratios = [taken / free for taken in asleep[pipeline.name]]
         lines.append(
-            f"asleep, {ranks} stages, {each.name}: {spread(ratios)}x the simulated time "
-            f"({median(asleep[each.name]):.3f} s and {free:.3f} s, {number} micro-batches)"
+            f"asleep, {ranks} stages, {pipeline.name}: {spread(ratios)}x the simulated time "
+            f"({median(asleep[pipeline.name]):.3f} s and {free:.3f} s, {number} micro-batches)"
         )
-    for each in piped:
-        taken, predicted, work = map(median, zip(*computing[each.name], strict=True))
-        ratios = [a / b for a, b, _ in computing[each.name]]
+    for pipeline in piped:
+        taken, predicted, work = map(median, zip(*computing[pipeline.name], strict=True))
+        ratios = [a / b for a, b, _ in computing[pipeline.name]]
         lines.append(
-            f"computing, {ranks} stages on {cores} shared cores, {each.name}: {spread(ratios)}x "
-            f"the time simulated with these cores ({taken:.3f} s and {predicted:.3f} s); the "
-            f"passes take {work:.2f}x the CPU time that they take alone"
+            f"computing, {ranks} stages on {cores} shared cores, {pipeline.name}: "
+            f"{spread(ratios)}x the time simulated with these cores ({taken:.3f} s and "
+            f"{predicted:.3f} s); the passes take {work:.2f}x the CPU time that they take alone"
         )
     return lines
 
@@ -342,8 +342,8 @@ def overhead(model: str) -> list[str]:
 
     gc.disable()  # a collection would fall into one of them
     idle = pairs(Idle(engine), IDLE, lambda: None)
-    least, least_plain = (min(column) for column in zip(*idle, strict=True))
-    more = (least - least_plain) / number
+    executor_idle, plain_idle = (min(column) for column in zip(*idle, strict=True))
+    more = (executor_idle - plain_idle) / number
     times = pairs(engine, PAIRS, engine.discard)
     taken = median(plain for _, plain in times) / number
     return [

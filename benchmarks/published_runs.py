@@ -41,7 +41,7 @@ def summarize(predictions: Sequence[Prediction]) -> str:
 def report(families: str, fits: Sequence[Fit]) -> None:
     """Print the runs of some families of devices, and how far they are off without their kind and
     without their program."""
-    alone = [p for fit in fits for p in fit.predict(lambda run, other: other is not run)]
+    alone = [p for fit in fits for p in fit.predict(lambda run, known_run: known_run is not run)]
     print(f"{'run':<46} {'published':>10}  {'predicted':>9} {'constant':>9}")
     for group in dict.fromkeys(p.run.group for p in alone):
         predictions = [p for p in alone if p.run.group == group]
@@ -52,9 +52,9 @@ def report(families: str, fits: Sequence[Fit]) -> None:
     print_kinds(alone)
     print("without all runs of their kind")
     print_kinds([p for fit in fits for p in fit.predict(lambda a, b: a.kind != b.kind)])
-    others = [p for fit in fits for p in fit.predict(lambda a, b: a.group != b.group)]
-    if others:
-        print(f"without all runs of their program, {len(others)}: {summarize(others)}")
+    foreign = [p for fit in fits for p in fit.predict(lambda a, b: a.group != b.group)]
+    if foreign:
+        print(f"without all runs of their program, {len(foreign)}: {summarize(foreign)}")
     for fit in fits:
         attained = ", ".join(f"{name} {value:.3f}" for name, value in fit.fitted.items())
         print(f"{fit.family}, fitted to all its {len(fit.runs)}: {attained}")

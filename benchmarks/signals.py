@@ -94,8 +94,8 @@ def serve(options: dict[str, Any], parent: Connection) -> None:
     )
 
 
-def ratios(own: Sequence[float], plain: Sequence[float], steps: range) -> float:
-    return median(own[step] / plain[step] for step in steps)
+def ratios(watching: Sequence[float], plain: Sequence[float], steps: range) -> float:
+    return median(watching[step] / plain[step] for step in steps)
 
 
 def main() -> None:
@@ -120,13 +120,13 @@ def main() -> None:
         f"step of {tokens:,} tokens, {parameters / 1e6:.0f}M parameters in fp32: "
         f"{median(plain[COLD:]):.2f} CPU s without signals"
     )
-    for name, own in seconds.items():
+    for name, watching in seconds.items():
         if "every" in "".join(VARIANTS[name]):
-            watched = ratios(own, plain, range(COLD, ROUNDS, EVERY))
-            others = ratios(own, plain, range(COLD + 1, ROUNDS, EVERY))
-            print(f"{name}: {watched:.3f} of it in a watched step, {others:.3f} in another one")
+            watched = ratios(watching, plain, range(COLD, ROUNDS, EVERY))
+            unwatched = ratios(watching, plain, range(COLD + 1, ROUNDS, EVERY))
+            print(f"{name}: {watched:.3f} of it in a watched step, {unwatched:.3f} in another one")
         else:
-            print(f"{name}: {ratios(own, plain, range(COLD, ROUNDS)):.3f} of it in every step")
+            print(f"{name}: {ratios(watching, plain, range(COLD, ROUNDS)):.3f} of it in every step")
 
 
 if __name__ == "__main__":

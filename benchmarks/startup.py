@@ -61,7 +61,7 @@ class Cost(NamedTuple):
     def __str__(self) -> str:
         return f"{self.seconds:.2f} s, {self.cpu:.2f} s of CPU, {self.memory:.0f} MB"
 
-    def beside(self, limit: Cost, name: str) -> str:
+    def compare(self, limit: Cost, name: str) -> str:
         return (
             f"{self}; {self.seconds / limit.seconds:.2f} of the time and "
             f"{self.cpu / limit.cpu:.2f} of the CPU of {name} ({limit})"
@@ -155,8 +155,8 @@ def first_steps(folder: Path) -> None:
         limit = middle(imports)
         for processes, costs in steps.items():
             ranks = f"{processes} rank{'s' * (processes > 1)}"
-            beside = middle(costs).beside(limit, "one import of torch and the engine")
-            print(f"first step, {name}, {ranks}: {beside}")
+            comparison = middle(costs).compare(limit, "one import of torch and the engine")
+            print(f"first step, {name}, {ranks}: {comparison}")
 
 
 def later_calls(folder: Path) -> None:
@@ -197,7 +197,7 @@ def later_calls(folder: Path) -> None:
                 calls[name].append(cost_of(command, XDG_CACHE_HOME=cache))
     for name in commands:
         for when, calls in (("the first time", first), ("again", later)):
-            print(f"{name}, {when}: {middle(calls[name]).beside(middle(torch), '`import torch`')}")
+            print(f"{name}, {when}: {middle(calls[name]).compare(middle(torch), '`import torch`')}")
 
 
 def main() -> None:

@@ -161,10 +161,10 @@ def report(name: str, counts: Counts, top: int) -> None:
     for wait, times in Counter(counts.waits).items():
         print(f"    wait {times} × {wait.name} at {wait.place}")
     places: dict[tuple[str, str], list[Launch]] = defaultdict(list)
-    for each in counts.launches:
-        if kind_of(each) == "glue":
-            places[each.name, each.place].append(each)
-    sizes = {place: sum(each.bytes for each in group) for place, group in places.items()}
+    for launch in counts.launches:
+        if kind_of(launch) == "glue":
+            places[launch.name, launch.place].append(launch)
+    sizes = {place: sum(launch.bytes for launch in group) for place, group in places.items()}
     for (operation, place), size in sorted(sizes.items(), key=lambda item: -item[1])[:top]:
         group = places[operation, place]
         print(f"    glue {1e3 * size / BYTES:.2f} ms: {len(group)} × {operation}, {place}")
@@ -174,17 +174,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=MODELS, metavar="MODEL")
     parser.add_argument("--top", type=int, default=6, help="operations of glue to list")
-    given = parser.parse_args()
+    options = parser.parse_args()
     ends = documents(TOKENS)
     print(
         f"H200: {FLOPS / 1e12:.0f} TFLOP/s, {BYTES / 1e12:.1f} TB/s assumed; counted, not measured"
     )
-    for name in given.models:
+    for name in options.models:
         config = load_model_config(name)
         whole = count_step(config, TOKENS, [0, TOKENS])
-        report(f"{name}, one document", whole, given.top)
+        report(f"{name}, one document", whole, options.top)
         packed = count_step(config, TOKENS, ends)
-        report(f"{name}, {len(ends) - 1} documents", packed, given.top)
+        report(f"{name}, {len(ends) - 1} documents", packed, options.top)
         print(
             f"{name}: packed rows move {packed.pass_bytes / whole.pass_bytes:.3f}x the bytes of "
             f"unpacked rows, with {len(packed.launches) / len(whole.launches):.2f}x the launches"

@@ -52,8 +52,8 @@ def pickled(stacked: torch.Tensor) -> list[bytes]:
 def loop(objects: list[bytes]) -> tuple[list[float], list[bytes]]:
     totals = [0.0] * FLOATS
     digest_of = {}
-    for each in objects:
-        numbers, rows, digests = pickle.loads(each)
+    for pickled in objects:
+        numbers, rows, digests = pickle.loads(pickled)
         totals = [total + number for total, number in zip(totals, numbers, strict=True)]
         for place, row in enumerate(rows):
             digest_of[row] = digests[2 * place] + digests[2 * place + 1]

@@ -106,10 +106,10 @@ def words_of(files: Iterable[Path]) -> Words:
 
 
 def line(label: str, figures: Sequence[float]) -> str:
-    thousands, long, of, that, it, each, length, empty, *more = figures
+    thousands, long, of, that, it, every, length, empty, *more = figures
     last = f" {more[0]:7.1%} {more[1]:5.0f}" if more else ""
     return (
-        f"{label:30} {thousands:6.1f}k {long:5.0%} {of:5.0f} {that:5.0f} {it:4.0f} {each:5.0f} "
+        f"{label:30} {thousands:6.1f}k {long:5.0%} {of:5.0f} {that:5.0f} {it:4.0f} {every:5.0f} "
         f"{length:5.1f} {empty:6.1%}{last}"
     )
 

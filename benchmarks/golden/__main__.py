@@ -43,14 +43,14 @@ def record(asked: argparse.Namespace) -> int:
         cases = [
             case
             for case in cases
-            if recordings[case.model].steps(case) < wanted_steps(form, asked.steps)
+            if recordings[case.model].steps(case) < count_steps(form, asked.steps)
         ]
     failed = 0
     with tree_of(asked.a) as tree, workshop(tree, asked.threads) as shop:
         about = {"commit": tree.commit, "circumstances": circumstances(shop)}
         if tree.commit.endswith("+"):
             say("note: the working tree has changes that are not committed")
-        steps = {case: wanted_steps(form, asked.steps) for case in cases}
+        steps = {case: count_steps(form, asked.steps) for case in cases}
         for case, curve, seconds in train(shop, steps, asked.jobs):
             recording = recordings[case.model]
             try:
@@ -85,7 +85,7 @@ def against_recordings(asked: argparse.Namespace) -> int:
         here = circumstances(shop)
         kept = {case: files[case.model].get(case, shop.digest(case)) for case in cases}
         steps = {
-            case: min(wanted_steps(asked.form, asked.steps), len(kept[case].curve.loss))
+            case: min(count_steps(asked.form, asked.steps), len(kept[case].curve.loss))
             for case in cases
         }
         for case, curve, seconds in train(shop, steps, asked.jobs):
@@ -94,12 +94,12 @@ def against_recordings(asked: argparse.Namespace) -> int:
                 say(f"FAILED  {case}: {curve}")
                 continue
             recorded = kept[case]
-            other = [key for key in here if here[key] != recorded.circumstances.get(key)]
-            exact = not other and not asked.rounding
+            changed = [key for key in here if here[key] != recorded.circumstances.get(key)]
+            exact = not changed and not asked.rounding
             result = difference(recorded.curve, curve, None if exact else limits_of(case))
             how = "to the bit" if exact else "within bounds"
-            if not exact and other:
-                how += f" (other {', '.join(other)})"
+            if not exact and changed:
+                how += f" (other {', '.join(changed)})"
             if result is None:
                 say(f"ok      {case}: {len(curve.loss)} steps equal {how}, {seconds:.0f} s")
                 continue
@@ -129,7 +129,7 @@ def side_by_side(asked: argparse.Namespace) -> int:
     cases = choose(asked.form, asked.models, asked.layouts)
     for commit in filter(None, (asked.a, asked.b)):
         full_hash(commit)  # before the first is trained
-    steps = {case: wanted_steps(asked.form, asked.steps) for case in cases}
+    steps = {case: count_steps(asked.form, asked.steps) for case in cases}
     curves: list[dict[Case, Curve | GoldenError]] = []
     titles = []
     for commit in (asked.a, asked.b):
@@ -183,8 +183,8 @@ def workshop(tree: Tree, threads: int) -> Iterator[Workshop]:
         yield shop
 
 
-def wanted_steps(form: str, most: int | None) -> int:
-    return min(FORMS[form].steps, most or FORMS[form].steps)
+def count_steps(form: str, max_steps: int | None) -> int:
+    return min(FORMS[form].steps, max_steps or FORMS[form].steps)
 
 
 def train(
@@ -207,8 +207,8 @@ def train(
             for done in as_completed(waiting):
                 yield done.result()
         finally:
-            for other in waiting:
-                other.cancel()
+            for waiting_case in waiting:
+                waiting_case.cancel()
             shop.stop()
 
 

@@ -15,8 +15,8 @@ LEARNING_RATE = 1e-3
 class GoldenError(Exception):
     """User mistake or failed run: what failed, and a hint how to fix it."""
 
-    def __init__(self, what: str, hint: str, *, code: int = 1) -> None:
-        super().__init__(f"{what}\n  hint: {hint}")
+    def __init__(self, message: str, hint: str, *, code: int = 1) -> None:
+        super().__init__(f"{message}\n  hint: {hint}")
         self.code = code
 
 
@@ -140,9 +140,9 @@ def choose(form: str, models: Sequence[str], layouts: Sequence[str]) -> list[Cas
     return cases
 
 
-def _check(what: str, names: Sequence[str], known: Sequence[str] | dict[str, object]) -> None:
+def _check(kind: str, names: Sequence[str], known: Sequence[str] | dict[str, object]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise GoldenError(
-            f"unknown {what} {', '.join(unknown)}", f"{what}s are {', '.join(known)}", code=2
+            f"unknown {kind} {', '.join(unknown)}", f"{kind}s are {', '.join(known)}", code=2
         )

@@ -14,15 +14,15 @@ Number = float | None
 @dataclass(frozen=True)
 class Bounds:
     """Greatest relative difference that rounding may cause: start · 2^(step / doubling), at most
-    `most`. A difference of rounding grows exponentially while a model trains on."""
+    `max_difference`. A difference of rounding grows exponentially while a model trains on."""
 
     start: float
     doubling: float
     """Steps in which the bound doubles."""
-    most: float
+    max_difference: float
 
     def at(self, step: int) -> float:
-        return float(min(self.start * 2 ** min(step / self.doubling, 64.0), self.most))
+        return float(min(self.start * 2 ** min(step / self.doubling, 64.0), self.max_difference))
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Spread:
     """First step that differs by a bit, and the greatest relative difference with its step."""
 
     first: int | None
-    most: float
+    max_difference: float
     at: int | None
 
     def __str__(self) -> str:
         if self.first is None:
             return "equal"
-        return f"from step {self.first}, at most {self.most:.1e} (step {self.at})"
+        return f"from step {self.first}, at most {self.max_difference:.1e} (step {self.at})"
 
 
 def relative(a: str | Number, b: str | Number) -> float:
@@ -78,8 +78,8 @@ def spread(a: Sequence[Number], b: Sequence[Number]) -> Spread:
     first = next((step for step, size in enumerate(sizes) if size), None)
     if first is None:
         return Spread(None, 0.0, None)
-    most = max(sizes)
-    return Spread(first, most, sizes.index(most))
+    max_size = max(sizes)
+    return Spread(first, max_size, sizes.index(max_size))
 
 
 def difference(recorded: Curve, trained: Curve, limits: Limits | None) -> Difference | None:
@@ -100,4 +100,4 @@ def difference(recorded: Curve, trained: Curve, limits: Limits | None) -> Differ
             if relative(x, y) > limit:
                 result.append(Difference(quantity, step, x, y, limit))
                 break
-    return min(result, key=lambda each: each.step, default=None)
+    return min(result, key=lambda candidate: candidate.step, default=None)

@@ -198,8 +198,8 @@ def fused_loss() -> Callable[..., Tensor]:
     def liger(hidden: Tensor, targets: Tensor, matrix: Tensor) -> Tensor:
         if hidden.device.type == "cpu":
             return chunked_loss(hidden, targets, matrix)
-        given = (hidden, matrix, targets, None, None, -100, 0.0, 0.0, "sum")
-        return LigerFusedLinearCrossEntropyFunction.apply(*given)[0]  # type: ignore[no-any-return]
+        arguments = (hidden, matrix, targets, None, None, -100, 0.0, 0.0, "sum")
+        return LigerFusedLinearCrossEntropyFunction.apply(*arguments)[0]  # type: ignore[no-any-return]
 
     return liger
 

@@ -68,9 +68,9 @@ def take_step(sizes: Sizes, line: Line) -> Step:
     return Step(sums.total.detach() / tokens, torch.tensor(norm), dict(result))
 
 
-def error(got: Tensor, wanted: Tensor) -> float:
+def error(got: Tensor, expected: Tensor) -> float:
     """Return ‖got − wanted‖ / ‖wanted‖; infinite for a NaN."""
-    off = (got.double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30)
+    off = (got.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)
     return float(off.nan_to_num(nan=float("inf")))
 
 

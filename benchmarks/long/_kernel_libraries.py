@@ -101,8 +101,8 @@ def losses(targets: Tensor) -> dict[str, Passes]:
         from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
         def run(hidden: Tensor, matrix: Tensor) -> Any:
-            given = (hidden, matrix, targets, None, None, -100, 0.0, 0.0, "sum")
-            return LigerFusedLinearCrossEntropyFunction.apply(*given)[0]
+            arguments = (hidden, matrix, targets, None, None, -100, 0.0, 0.0, "sum")
+            return LigerFusedLinearCrossEntropyFunction.apply(*arguments)[0]
 
         yield "Liger", run
 

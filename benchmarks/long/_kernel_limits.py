@@ -45,8 +45,8 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
     if not dry and kernel != "fft_convolution":  # its launches follow the documents
         tries["a CUDA graph"] = lambda: recorded(case, draw, odd)
     if torch.cuda.device_count() > 1:
-        other = Draw(draw.dtype, "cuda:1", 1)
-        tries["another device"] = lambda: worst(measure_errors(case, other, odd))
+        second_device = Draw(draw.dtype, "cuda:1", 1)
+        tries["another device"] = lambda: worst(measure_errors(case, second_device, odd))
     for name, run in tries.items():
         try:
             error = run()
@@ -64,10 +64,10 @@ def worst(by_tensor: dict[str, float]) -> float:
     return max(by_tensor.values())
 
 
-def difference(got: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+def difference(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(
         float((got[name].double() - y.double()).norm() / y.double().norm().clamp(min=1e-30))
-        for name, y in wanted.items()
+        for name, y in expected.items()
     )
 
 

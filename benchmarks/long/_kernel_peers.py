@@ -257,8 +257,8 @@ def modals(size: Size) -> Timed:
         "skip": size.normal(size.width),
     }
 
-    def ours(**given: Tensor) -> Tensor:
-        return gated_modal(**given)[0]  # type: ignore[arg-type]
+    def ours(**inputs: Tensor) -> Tensor:
+        return gated_modal(**inputs)[0]  # type: ignore[arg-type]
 
     def filters(rates: Tensor, residues: Tensor) -> Tensor:
         time = torch.arange(size.length, device=size.device)
@@ -290,7 +290,7 @@ def ssds(size: Size) -> Timed:
     }
 
     def run(kernel: Kernel) -> Passes:
-        return lambda **given: mixed_scan(**given, head_dim=64, state_size=128, kernel=kernel)[0]
+        return lambda **inputs: mixed_scan(**inputs, head_dim=64, state_size=128, kernel=kernel)[0]
 
     xBC, dt = float(inputs["xBC"].nbytes), float(inputs["dt"].nbytes)
     y = float(length * heads * 64 * size.dtype.itemsize)
@@ -315,7 +315,7 @@ def selective_scans(size: Size) -> Timed:
     }
 
     def run(kernel: Kernel) -> Passes:
-        return lambda **given: gated_scan(**given, kernel=kernel)[0]
+        return lambda **inputs: gated_scan(**inputs, kernel=kernel)[0]
 
     x = float(inputs["x"].nbytes)
     peers = {"the plain chunked form": run("torch")}

@@ -43,8 +43,8 @@ class Task:
     """Seconds for the process; for each item, if there are items."""
     items: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    beside: bool = False
-    """True if it may run beside other tasks."""
+    concurrent: bool = False
+    """True if it may run while other tasks run."""
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -112,8 +112,8 @@ def circumstances(dry: bool) -> list[str]:
 def run_all(tasks: Sequence[Task], report: Report, until: float = NEVER) -> None:
     """Run the tasks that have no result yet, until that time of the monotonic clock."""
     workers = max(1, min(8, (os.cpu_count() or 1) // 2))
-    for beside, group in groupby(tasks, key=lambda task: task.beside):
-        with ThreadPoolExecutor(workers if beside else 1) as pool:
+    for concurrent, group in groupby(tasks, key=lambda task: task.concurrent):
+        with ThreadPoolExecutor(workers if concurrent else 1) as pool:
             list(pool.map(lambda task: run(task, report, until), group))
 
 
@@ -130,11 +130,11 @@ def failed(tasks: Sequence[Task], report: Report) -> list[str]:
 
 def run(task: Task, report: Report, until: float = NEVER) -> None:
     """Run a task until each of its items has a result, or the time is up."""
-    while left := unfinished([task], report):
+    while pending := unfinished([task], report):
         if time.monotonic() >= until:
             return
         began = time.monotonic()
-        command = [sys.executable, *task.command, *(left if task.items else ())]
+        command = [sys.executable, *task.command, *(pending if task.items else ())]
         ended = _follow(command, task, report, until)
         if ended == OUT_OF_TIME:
             return
@@ -142,11 +142,11 @@ def run(task: Task, report: Report, until: float = NEVER) -> None:
         if not task.items:
             report(f"{task.name}: {ended or 'passed'}, {taken}")
             continue
-        left = unfinished([task], report)
-        if ended and left:
-            report(f"{left[0]}: {ended}, {taken}")
+        pending = unfinished([task], report)
+        if ended and pending:
+            report(f"{pending[0]}: {ended}, {taken}")
         elif not ended:
-            for name in left:
+            for name in pending:
                 report(f"{name}: failed: its process ended without a line for it")
 
 
@@ -190,14 +190,14 @@ def _lines(process: subprocess.Popen[bytes], task: Task, until: float) -> Iterat
         selector.register(process.stdout, selectors.EVENT_READ)
         running = True
         while running or process.poll() is None:
-            left = min(end, until) - time.monotonic()
-            if left <= 0:
+            remaining = min(end, until) - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError(
                     f"stopped after {task.limit:g} s" if end < until else OUT_OF_TIME
                 )
             if not running:  # it has closed its output
                 time.sleep(0.01)
-            elif selector.select(min(left, 1.0)):
+            elif selector.select(min(remaining, 1.0)):
                 data = os.read(process.stdout.fileno(), 1 << 16)
                 running = bool(data)
                 *whole, rest = (rest + data).split(b"\n")

@@ -35,7 +35,7 @@ SHORT, COUNTED, TIMED = 2, 6, 42
 DEFAULT = ("one", "tp2", "cp2", "fsdp2")
 
 
-def run(shop: Workshop, case: Case, what: str, steps: int) -> dict[str, Any]:
+def run(shop: Workshop, case: Case, measurement: str, steps: int) -> dict[str, Any]:
     """Train the first steps of a case. Return collectives or CPU seconds, summed over the ranks."""
     ranks = LAYOUTS[case.layout].processes
     mixture = shop.folder / "mixture.yaml"
@@ -50,7 +50,7 @@ def run(shop: Workshop, case: Case, what: str, steps: int) -> dict[str, Any]:
         words += ["--stop-after", str(steps), *case.words(), "threads=1"]
         processes = []
         for rank in range(ranks):
-            command = [sys.executable, str(SCRIPT), what, f"{folder}/{rank}.json"]
+            command = [sys.executable, str(SCRIPT), measurement, f"{folder}/{rank}.json"]
             kept = (name for name in os.environ if not name.startswith(OWN_VARIABLES))
             environment = {name: os.environ[name] for name in kept}
             environment |= {"PYTHONPATH": str(shop.tree.root / ".root"), "OMP_NUM_THREADS": "1"}
@@ -93,8 +93,10 @@ def cpu_seconds(shop: Workshop, case: Case) -> float:
     return float(long - short) / (TIMED - SHORT)
 
 
-def words(found: dict[str, tuple[float, float]]) -> str:
-    return ", ".join(f"{calls:g} {kind} {size:,.0f} B" for kind, (calls, size) in found.items())
+def words(collectives_by_kind: dict[str, tuple[float, float]]) -> str:
+    return ", ".join(
+        f"{calls:g} {kind} {size:,.0f} B" for kind, (calls, size) in collectives_by_kind.items()
+    )
 
 
 def main() -> None:
@@ -116,9 +118,9 @@ def main() -> None:
         names = [f"{tree.commit[:7]}{'+' * tree.commit.endswith('+')}" for tree in trees]
         for case in choose("short", [asked.model], asked.layouts):
             before, after = (collectives(shop, case) for shop in shops)
-            same = "the same" if before == after else "other"
+            verdict = "the same" if before == after else "other"
             compared = f"{case}, {names[1]} and {names[0]}"
-            print(f"{compared}: {same} collectives in a step: {words(after)}", flush=True)
+            print(f"{compared}: {verdict} collectives in a step: {words(after)}", flush=True)
             if before != after:
                 print(f"    {names[0]}: {words(before)}", flush=True)
             pairs = []

@@ -109,7 +109,7 @@ def task_of(part: str, name: str, dtype: str, dry: bool, limit: float) -> Task:
         (__file__, "--here", part, name, dtype, *(["--dry"] * dry)),
         limit,
         environment={"TRITON_INTERPRET": "1"} if dry else {},
-        beside=part == "checks",  # checks mostly compile on the CPU and leave the GPU idle
+        concurrent=part == "checks",  # checks mostly compile on the CPU and leave the GPU idle
     )
 
 

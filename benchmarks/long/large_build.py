@@ -42,13 +42,13 @@ def write_corpus(folder: Path, size: float) -> None:
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 9))) for _ in range(3000)]
     texts = [" ".join(rng.choices(words, k=rng.randint(10, 600))) for _ in range(4000)]
     folder.mkdir()
-    number, left = 0, size
-    while left > 0:
+    number, remaining = 0, size
+    while remaining > 0:
         with (folder / f"{number:09}.jsonl").open("w") as out:
-            while left > 0 and out.tell() < size / FILES:
+            while remaining > 0 and out.tell() < size / FILES:
                 text = f"{number} {rng.choice(texts)}"
                 out.write(json.dumps({"text": text}) + "\n")
-                number, left = number + 1, left - len(text)
+                number, remaining = number + 1, remaining - len(text)
 
 
 def command(corpus: Path, out: Path, memory: int) -> list[str]:
@@ -65,10 +65,13 @@ def report_build(folder: Path, tokens: float) -> None:
     # What ended children have read and written counts as their parent's.
     before, cpu, start = transferred(), cpu_seconds(), time.perf_counter()
     process = subprocess.Popen(command(corpus, out, memory), stdout=subprocess.DEVNULL)
-    most, all_together = 0, 0
+    largest, all_together = 0, 0
     while process.poll() is None:
         sizes = [private_bytes(number) for number in family(process.pid)]
-        most, all_together = max(most, *sizes, 0), max(all_together, sum(sizes))
+        largest, all_together = (
+            max(largest, *sizes, 0),
+            max(all_together, sum(sizes)),
+        )
         time.sleep(0.1)
     assert process.returncode == 0
     clock, cpu = time.perf_counter() - start, cpu_seconds() - cpu
@@ -78,8 +81,8 @@ def report_build(folder: Path, tokens: float) -> None:
     stored = 2 * manifest.load(str(out)).tokens
     print(
         f"{stored / GB:.2f} GB of tokens through buckets, memory {memory // MI} MiB a worker, 2 "
-        f"workers: at most {most / MI:.0f} MiB in a process and {all_together / MI:.0f} in all; "
-        f"{read / stored:.2f} of the tokens' bytes read, {written / stored:.2f} written "
+        f"workers: at most {largest / MI:.0f} MiB in a process and {all_together / MI:.0f} "
+        f"in all; {read / stored:.2f} of the tokens' bytes read, {written / stored:.2f} written "
         f"({to_disk / stored:.2f} to the disk); {clock:.0f} s, {cpu:.0f} s of CPU",
         flush=True,
     )
@@ -96,10 +99,12 @@ def report_kills(folder: Path, tokens: float) -> None:
         kill_after(files, killed, command(corpus, killed, memory))
     subprocess.run(command(corpus, killed, memory), stderr=subprocess.DEVNULL, check=True)
     expected, result = hashes(whole), hashes(killed)
-    same = sum(result.get(name) == digest for name, digest in expected.items()) / len(expected)
+    equal_share = sum(result.get(name) == digest for name, digest in expected.items()) / len(
+        expected
+    )
     print(
         f"{tokens:.2f} GB of tokens, killed by SIGKILL while {' and while '.join(PASSES)}: "
-        f"{same:.0%} of the {len(expected)} files are those of a build without kills"
+        f"{equal_share:.0%} of the {len(expected)} files are those of a build without kills"
     )
     assert expected == result
 

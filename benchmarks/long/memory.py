@@ -196,25 +196,25 @@ def main(folder: Path, words: Sequence[str], *, known_only: bool = False) -> Non
     print(f"measured: {len(answer)} of {number} cells")
 
 
-def report(found: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterator[str]:
+def report(bytes_by_cell: dict[Cell, tuple[int, int]], refused: Counter[str]) -> Iterator[str]:
     """Yield the lines: each cell, the shares by engine and layout, the worst, the orders."""
-    ratios = {cell: counted / real for cell, (counted, real) in found.items()}
+    ratios = {cell: counted / real for cell, (counted, real) in bytes_by_cell.items()}
     for cell, ratio in ratios.items():
         mark = "" if is_near(ratio) else "  outside"
-        yield f"{cell.name:<52} {found[cell][1] / 2**20:7.2f} MiB  {ratio:.3f}{mark}"
+        yield f"{cell.name:<52} {bytes_by_cell[cell][1] / 2**20:7.2f} MiB  {ratio:.3f}{mark}"
     yield ""
     for key in ("engine", "layout", "model", "recompute", "precision", "length"):
         by: dict[str, list[float]] = defaultdict(list)
         for cell, ratio in ratios.items():
             by[str(getattr(cell, key))].append(ratio)
-        yield from (f"{name:<18} {share(own)}" for name, own in by.items())
+        yield from (f"{name:<18} {share(ratios_of_name)}" for name, ratios_of_name in by.items())
     yield f"{'all':<18} {share(ratios.values())}"
     yield ""
     for cell in sorted(ratios, key=lambda cell: distance(ratios[cell]))[-WORST:]:
         yield f"worst: {cell.name:<52} {ratios[cell]:.3f}"
     yield ""
-    yield from orders(found)
-    yield from (f"refused: {what} ({count} cells)" for what, count in refused.items())
+    yield from orders(bytes_by_cell)
+    yield from (f"refused: {reason} ({count} cells)" for reason, count in refused.items())
 
 
 def is_near(ratio: float) -> bool:
@@ -232,27 +232,29 @@ def share(ratios: Iterable[float]) -> str:
     return f"{sum(map(is_near, every)):>4} of {len(every):>4} cells within bounds{span}"
 
 
-def orders(found: dict[Cell, tuple[int, int]]) -> Iterator[str]:
+def orders(bytes_by_cell: dict[Cell, tuple[int, int]]) -> Iterator[str]:
     """Compare the order of the recompute choices by counted memory with that by measured memory."""
     alike: dict[Hashable, list[tuple[Cell, int, int]]] = defaultdict(list)
-    for cell, (size, real) in found.items():
+    for cell, (size, real) in bytes_by_cell.items():
         key = (cell.model, cell.engine, cell.layout, cell.precision, cell.length)
         alike[key].append((cell, size, real))
     wrong, pairs, true, several = [], 0, 0, 0
     for group in alike.values():
         several += len(group) > 1
         inverted = []
-        for (one, size, real), (other, second, actual) in combinations(group, 2):
+        for (first, first_size, first_real), (second, second_size, second_real) in combinations(
+            group, 2
+        ):
             pairs += 1
-            if (size - second) * (real - actual) < 0:
-                gap = abs(real - actual) / max(real, actual)
-                inverted.append((gap, f"{one.name} and {other.recompute}"))
+            if (first_size - second_size) * (first_real - second_real) < 0:
+                gap = abs(first_real - second_real) / max(first_real, second_real)
+                inverted.append((gap, f"{first.name} and {second.recompute}"))
         true += len(group) > 1 and not inverted
         wrong += inverted
     right = f"{true} of {several} runs; {pairs - len(wrong)} of {pairs} pairs"
     yield f"recompute choices in their true order: {right}"
-    for gap, what in sorted(wrong, reverse=True)[:WORST]:
-        yield f"inverted: {what}, {gap:.1%} apart"
+    for gap, choices in sorted(wrong, reverse=True)[:WORST]:
+        yield f"inverted: {choices}, {gap:.1%} apart"
 
 
 if __name__ == "__main__":

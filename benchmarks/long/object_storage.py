@@ -167,10 +167,10 @@ def compare(folder: Path, readers: list[str]) -> None:
         key: {name: median(item[name] for item in runs) for name in runs[0]}
         for key, runs in passes.items()
     }
-    rates = {key: each["tokens"] / each["cpu"] / 1e6 for key, each in medians.items()}
+    rates = {key: median["tokens"] / median["cpu"] / 1e6 for key, median in medians.items()}
     raw_name = next(name for name in readers if name.startswith("raw"))
     raw_pass = medians[raw_name, "cold", 0]["seconds"]
-    for (name, state, workers), each in medians.items():
+    for (name, state, workers), medians_of_reader in medians.items():
         line = f"{name}, {state}, {workers} workers: {rates[name, state, workers]:.1f} Mtok/CPU s"
         if not name.startswith("headrace"):
             ours = rates.get(("headrace", state, workers), rates["headrace", state, 0])
@@ -178,7 +178,7 @@ def compare(folder: Path, readers: list[str]) -> None:
         if workers and (name, state, 0) in rates:
             line += f", {rates[name, state, workers] / rates[name, state, 0]:.2f} of no workers"
         if state == "cold":
-            line += f"; first batch after {each['first'] / raw_pass:.2f} raw passes"
+            line += f"; first batch after {medians_of_reader['first'] / raw_pass:.2f} raw passes"
         print(f"object_storage: {line}")
     print(f"object_storage: a raw pass took {raw_pass:.2f} s ({raw_name.partition(', ')[2]})")
 

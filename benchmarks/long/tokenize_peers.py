@@ -188,9 +188,9 @@ def main() -> None:
                 print(f"{name}: left out: {run.stderr.strip().splitlines()[-1]}")
                 continue
             started, speeds[name] = json.loads(run.stdout.splitlines()[-1])
-            what = "whole build" if program is headrace else "encoding alone"
+            scope = "whole build" if program is headrace else "encoding alone"
             print(
-                f"bpe 32k, {size:.2f} GB, {name}, {what}: {speeds[name]:.1f} MB per CPU second, "
+                f"bpe 32k, {size:.2f} GB, {name}, {scope}: {speeds[name]:.1f} MB per CPU second, "
                 f"{speeds[name] / speeds['headrace']:.2f}× of headrace's; start-up {started:.2f} s"
             )
 

@@ -44,11 +44,11 @@ def main() -> None:
         for _ in range(ROUNDS):
             for workers, times in taken.items():
                 times.append(seconds(str(corpus), tokenizer, f"{folder}/out", workers))
-        one, two = min(taken[1]), min(taken[2])
+        one_process, two_processes = min(taken[1]), min(taken[2])
         size = corpus.stat().st_size / 1e6
         print(
-            f"bpe 32k, {size:.0f} MB: {size / one:.1f} MB/s with one process, {size / two:.1f} "
-            f"with two: {one / two:.2f}×"
+            f"bpe 32k, {size:.0f} MB: {size / one_process:.1f} MB/s with one process, "
+            f"{size / two_processes:.1f} with two: {one_process / two_processes:.2f}×"
         )
 
 

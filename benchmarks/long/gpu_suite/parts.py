@@ -57,11 +57,11 @@ def attest(settings: Settings) -> Iterator[Task]:
     seconds = 90 * (SLOWER if settings.dry else 1)
     flags = ("--seconds", str(seconds), *["--dry"] * settings.dry)
     words = _module("attest", "--out", str(settings.out), *flags)
-    yield Task("attestation", words, 110, beside=True)
-    yield Task("attestation of next programs", (*words, "--next"), 110, beside=True)
+    yield Task("attestation", words, 110, concurrent=True)
+    yield Task("attestation of next programs", (*words, "--next"), 110, concurrent=True)
     for model in (*MODELS, *WIDE):
         task = _task(settings, f"weights of {model}", "weights", model, str(_weights(settings)))
-        yield replace(task, limit=120, beside=True)
+        yield replace(task, limit=120, concurrent=True)
 
 
 def _weights(settings: Settings) -> Path:
@@ -78,7 +78,7 @@ def train(settings: Settings) -> Iterator[Task]:
     for run in (HYBRID, *RUNS):
         words = _module("runs", *places, *["--dry"] * settings.dry)
         limit = 200 if run is HYBRID else 120
-        yield Task(run.title, words, limit, items=(run.title,), beside=True)
+        yield Task(run.title, words, limit, items=(run.title,), concurrent=True)
 
 
 def steps(settings: Settings) -> Iterator[Task]:
