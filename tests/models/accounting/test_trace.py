@@ -105,7 +105,7 @@ def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     unseen = SCALARS if run is plain else SCALARS + RANDOM
     assert abs(passes.activations - real.turn) <= unseen
     most = max(find_peak(passes.forward), passes.activations + find_peak(passes.backward))
-    assert abs(most - real.most) <= unseen
+    assert abs(most - real.peak) <= unseen
 
 
 @pytest.mark.parametrize("form", ["torch", "zero3"])
@@ -129,7 +129,7 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
         monkeypatch.setattr(nn.functional, "linear", zero3_linear_wrap)
     real = allocated(products)
     assert abs(kept[form] - real.turn) <= SCALARS
-    assert abs(most[form] - real.most) <= SCALARS
+    assert abs(most[form] - real.peak) <= SCALARS
 
 
 BF16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
@@ -149,7 +149,7 @@ def test_products_in_bf16_hold_the_blocks_of_each_thread(
         if columns:
             left = left.t().contiguous().t()
         left, right = left.bfloat16(), right.bfloat16()
-        real = levels(lambda: left @ right).most
+        real = levels(lambda: left @ right).peak
         with fake_tensors(torch.bfloat16), StorageMeter() as meter:
             torch.empty_strided(left.shape, left.stride()) @ torch.empty(inner, width)
     finally:
@@ -198,9 +198,9 @@ def test_products_of_experts_hold_the_results_of_each_group() -> None:
         y.backward(torch.empty_like(y))
 
     passes = traced()
-    assert abs(find_peak(passes.forward) - levels(forward).most) <= SCALARS
+    assert abs(find_peak(passes.forward) - levels(forward).peak) <= SCALARS
     assert (
-        abs(passes.activations + find_peak(passes.backward) + result - levels(both).most) <= SCALARS
+        abs(passes.activations + find_peak(passes.backward) + result - levels(both).peak) <= SCALARS
     )
     with as_on_gpu():  # one launch in bf16, a loop in fp32
         assert traced() == passes

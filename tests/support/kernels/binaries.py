@@ -174,11 +174,11 @@ def divided() -> Iterator[None]:
 
 
 def record_launch(program: JITFunction, args: tuple[Any, ...], options: dict[str, Any]) -> Launch:
-    given = dict(zip(program.arg_names, args, strict=False))
-    given |= {name: value for name, value in options.items() if name in program.arg_names}
+    arguments = dict(zip(program.arg_names, args, strict=False))
+    arguments |= {name: value for name, value in options.items() if name in program.arg_names}
     signature, constants, divisible = {}, {}, []
     for number, parameter in enumerate(program.params):
-        value = given[parameter.name]
+        value = arguments[parameter.name]
         if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
@@ -198,7 +198,7 @@ def record_launch(program: JITFunction, args: tuple[Any, ...], options: dict[str
         tuple(divisible),
         tuple((name, options[name]) for name in OPTIONS if name in options),
         prod(options["grid"]),
-        _bytes(value for value in given.values() if isinstance(value, torch.Tensor)),
+        _bytes(value for value in arguments.values() if isinstance(value, torch.Tensor)),
     )
 
 

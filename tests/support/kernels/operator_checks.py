@@ -88,14 +88,17 @@ def is_its_definition(operator: Operator, definition: Definition) -> None:
 
 
 def is_seen(
-    operator: Operator, definition: Definition, change: Callable[[Any], None], least: float = 1e-3
+    operator: Operator,
+    definition: Definition,
+    change: Callable[[Any], None],
+    min_change: float = 1e-3,
 ) -> None:
     """Negative control: a changed operator differs from the definition of the original."""
     changed = copy.deepcopy(operator)
     with torch.no_grad():
         change(changed)
     far = distance(changed, lambda _, u: definition(operator, u))
-    assert far > least, far
+    assert far > min_change, far
 
 
 def documents_matter(operator: Operator, definition: Definition) -> None:

@@ -17,7 +17,7 @@ class Levels:
 
     turn: int
     """At the mark `turn`, if the function set it."""
-    most: int
+    peak: int
 
 
 def turn() -> None:

@@ -41,7 +41,7 @@ class Kept(Hook):
     def step_done(self, record: StepRecord) -> None:
         self.records.append(record)
 
-    def evaluated(self, step: Any, found: Any) -> None:
+    def evaluated(self, step: Any, evaluation: Any) -> None:
         raise AssertionError("nothing is evaluated here")
 
 

@@ -90,10 +90,10 @@ def write_run(root: Path, plan: Plan, *, lr: float = 1e-3, taken: int | None = N
             lines.write(json.dumps(entry) + "\n")
             sources: dict[str, Any] = {}
             for row in rows:
-                own = sources.setdefault(row.source, {"loss": 0.0, "weight": 0.0, "rows": 0})
-                own["rows"] += 1
-                own["weight"] += LENGTH
-                own["loss"] = 2 + 3 / (1 + number) + 0.3 * (row.source == "web") + lr
+                sums = sources.setdefault(row.source, {"loss": 0.0, "weight": 0.0, "rows": 0})
+                sums["rows"] += 1
+                sums["weight"] += LENGTH
+                sums["loss"] = 2 + 3 / (1 + number) + 0.3 * (row.source == "web") + lr
             loss = sum(source["loss"] * source["rows"] for source in sources.values()) / len(rows)
             line = {
                 "step": number,

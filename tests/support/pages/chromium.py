@@ -179,9 +179,9 @@ def _driver() -> tuple[subprocess.Popen[str], str]:
     raise AssertionError("chromedriver does not start")
 
 
-def wait(look: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait(look: Callable[[], Any], seconds: float, event: str) -> Any:
     end = time.monotonic() + seconds
     while not (result := look()):
-        assert time.monotonic() < end, f"not within {seconds:g} seconds: {what}"
+        assert time.monotonic() < end, f"not within {seconds:g} seconds: {event}"
         time.sleep(0.05)
     return result

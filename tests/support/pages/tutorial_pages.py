@@ -58,7 +58,9 @@ class Page:
 
     def rehearsal(self) -> str:
         """Return the script up to the block that trains first, which trains with `--dry-run`."""
-        trains = [number for number, each in enumerate(self.blocks) if TRAINS.search(each.commands)]
+        trains = [
+            number for number, block in enumerate(self.blocks) if TRAINS.search(block.commands)
+        ]
         *before, last = [block.commands for block in self.blocks[: trains[0] + 1]]
         return self._script([*before, TRAINS.sub("trainer run --dry-run ", last)])
 
@@ -145,7 +147,7 @@ def _wrong_command(words: list[str]) -> list[str]:
             return []
         return [f"{shlex.join(words)}: {error.format_message()}"]
     arguments = [param.name for param in command.params if isinstance(param, click.Argument)]
-    given = " ".join(str(context.params.get(str(name))) for name in arguments)
-    keys = re.findall(r"'([a-z_]+(?:\.\w+)*)=", given)
+    values = " ".join(str(context.params.get(str(name))) for name in arguments)
+    keys = re.findall(r"'([a-z_]+(?:\.\w+)*)=", values)
     prefix = "mixture." if words[0] == "mixtures" else ""
     return [f"{shlex.join(words)}: no key {key}" for key in keys if not find_meanings(prefix + key)]

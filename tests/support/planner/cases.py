@@ -102,14 +102,16 @@ def brute_force(problem: Problem, divisions: Iterable[tuple[int, ...]] | None = 
 
 def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Iterator[StagePlan]:
     """Yield the costs of each assignment of choices to a stage's layers that fits."""
-    own, alive = problem.stage_chunks(stage), problem.in_flight(stage)
+    chunk_numbers, alive = problem.stage_chunks(stage), problem.in_flight(stage)
     layers = [
         (chunk, problem.kinds[problem.layers[layer]])
-        for chunk, number in enumerate(own)
+        for chunk, number in enumerate(chunk_numbers)
         for layer in range(*ranges[number])
     ]
     fixed = [
-        (chunk, part) for chunk, number in enumerate(own) for part in problem.end_costs(number)
+        (chunk, part)
+        for chunk, number in enumerate(chunk_numbers)
+        for part in problem.end_costs(number)
     ]
     called = {kind.module for _, kind in layers if kind.module is not None}
     modules = [problem.modules[number] for number in called]
@@ -121,7 +123,7 @@ def _plans(problem: Problem, stage: int, ranges: list[tuple[int, int]]) -> Itera
         memory += sum(part.state + alive[chunk] * part.activations for chunk, part in parts)
         if memory > problem.budget:
             continue
-        forward, backward = [0.0] * len(own), [0.0] * len(own)
+        forward, backward = [0.0] * len(chunk_numbers), [0.0] * len(chunk_numbers)
         for chunk, kind in [*layers, *fixed]:
             forward[chunk] += kind.forward
         for chunk, part in parts:

@@ -38,8 +38,8 @@ class Point:
 
     pp: int
     tp: int
-    least_tp: int
-    most_tp: int
+    min_tp: int
+    max_tp: int
     vocabulary_tp: int
     shard_embedding: bool
 
@@ -157,8 +157,8 @@ class Galvatron:
         """Return the seconds of the embedding and the head of a micro-batch on each stage."""
         pp, k = point.pp, point.vocabulary_tp
         rows = self.rows(point)
-        own = rows * k // point.least_tp
-        tensor = self.gather(k, own * self.length * self.width * 2 / 2**20)
+        local_rows = rows * k // point.min_tp
+        tensor = self.gather(k, local_rows * self.length * self.width * 2 / 2**20)
         data = GPUS // pp // k
         rate = self.per_mb(data, whole=k == 1) * (data - 1) / data
         slower = self.hardware["overlap"]["overlap_coe"]
@@ -167,7 +167,7 @@ class Galvatron:
         states = self.other[place]["model_states"][str(k)] / 4
         result = [0.0] * pp
         for number, share in zip((0, -1), shares, strict=False):
-            forward = rows / point.least_tp * self.ends * share
+            forward = rows / point.min_tp * self.ends * share
             factors = (0.5, 0.0) if point.shard_embedding else (0.0, 0.0)
             both = 0.0
             for compute, factor in zip((forward, BACKWARD * forward), factors, strict=True):
@@ -177,8 +177,8 @@ class Galvatron:
         return tuple(result)
 
     def rows(self, point: Point) -> int:
-        """Return the rows of a micro-batch of the ranks with the least tensor degree."""
-        local = self.batch // (GPUS // point.pp // point.least_tp)
+        """Return the rows of a micro-batch of the ranks with the smallest tensor degree."""
+        local = self.batch // (GPUS // point.pp // point.min_tp)
         return (local + self.micro - 1) // self.micro
 
     def price(self, point: Point, cuts: Sequence[int], layers: Sequence[Layer]) -> float:
@@ -193,7 +193,7 @@ class Galvatron:
         ahead, later = min(pp - 1, m - 1) * compute[0], sum(compute[1:])
         first = sum(compute) + compute[-1] * (m - 1)
         step = max(first, max(ahead, later) + compute[0] * max(0, m + 1 - pp))
-        waits = [each - sum(compute[: n + 1]) for n, each in enumerate(reduce)]
+        waits = [reduced - sum(compute[: n + 1]) for n, reduced in enumerate(reduce)]
         return step + max(0.0, *waits)
 
     # -- memory ------------------------------------------------------------------------------
@@ -232,18 +232,18 @@ class Galvatron:
             result[number] += (
                 self.other[place]["model_states"][str(k)] * ratio + kept * rows * alive
             )
-        buffer = self.rows(point) / point.least_tp * point.most_tp * self.width * self.length
+        buffer = self.rows(point) / point.min_tp * point.max_tp * self.width * self.length
         return [math.ceil(item + CONTEXT) + int(buffer * 4 / 2**20 / 2) for item in result]
 
     def fits(self, point: Point, cuts: Sequence[int], layers: Sequence[Layer]) -> bool:
         """True if each stage fits by its rounding: whole MB of each layer."""
         ends = (0, *cuts, len(layers))
-        for stage, (beside, (a, b)) in enumerate(
+        for stage, (overhead, (a, b)) in enumerate(
             zip(self.of_stages(point), pairwise(ends), strict=True)
         ):
             alive = min(self.micro, point.pp - stage)
             sizes = (self.sizes(point, layer) for layer in layers[a:b])
-            if beside + sum(math.ceil(held + alive * kept) for held, kept in sizes) > self.memory:
+            if overhead + sum(math.ceil(held + alive * kept) for held, kept in sizes) > self.memory:
                 return False
         return True
 
@@ -252,20 +252,20 @@ class Galvatron:
     def points(self) -> Iterator[Point]:
         """Yield its loops over degrees: those that make the asked number of micro-batches."""
         degrees = [1, 2, 4, 8]
-        for least in degrees:
-            for most in degrees:
+        for min_tp in degrees:
+            for max_tp in degrees:
                 for tp in degrees:
                     for pp in degrees:
-                        if not least <= tp <= most or pp * tp > GPUS:
+                        if not min_tp <= tp <= max_tp or pp * tp > GPUS:
                             continue
-                        local = self.batch // (GPUS // pp // least)
-                        if not local or self.batch % (GPUS // pp // least) or self.micro > local:
+                        local = self.batch // (GPUS // pp // min_tp)
+                        if not local or self.batch % (GPUS // pp // min_tp) or self.micro > local:
                             continue
                         for vocabulary in degrees:
-                            if not least <= vocabulary <= most or vocabulary * pp > GPUS:
+                            if not min_tp <= vocabulary <= max_tp or vocabulary * pp > GPUS:
                                 continue
                             for shard in (False, True):
-                                yield Point(pp, tp, least, most, vocabulary, shard)
+                                yield Point(pp, tp, min_tp, max_tp, vocabulary, shard)
 
     def problem(self, point: Point, *, reduces: bool) -> Problem:
         """Return the search's problem of a point. With `reduces`, passes have their part of the
@@ -276,7 +276,7 @@ class Galvatron:
             for recompute in (False, True)
         ]
         stages = self.of_stages(point)
-        least = min(stages)
+        min_state = min(stages)
         ends = self.of_ends(point)
         choices = []
         for layer in layers:
@@ -289,10 +289,10 @@ class Galvatron:
             kinds=(LayerKind(forward=forward, choices=tuple(choices)),),
             layers=(0,) * self.layers,
             micro_batches=self.micro,
-            budget=self.memory - least,
+            budget=self.memory - min_state,
             stages=point.pp,
-            first=FixedCosts(forward=ends[0], state=stages[0] - least),
-            last=FixedCosts(forward=ends[-1], state=stages[-1] - least)
+            first=FixedCosts(forward=ends[0], state=stages[0] - min_state),
+            last=FixedCosts(forward=ends[-1], state=stages[-1] - min_state)
             if point.pp > 1
             else FixedCosts(),
         )
@@ -300,11 +300,11 @@ class Galvatron:
     def _whole(self, point: Point, layer: Layer) -> dict[str, float]:
         """Return the whole MB of a layer, exactly as it rounds them for one and for two stages."""
         held, kept = self.sizes(point, layer)
-        one, two = math.ceil(held + kept), math.ceil(held + min(self.micro, 2) * kept)
+        one_stage, two_stages = math.ceil(held + kept), math.ceil(held + min(self.micro, 2) * kept)
         if point.pp == 1:
-            return {"state": one}
+            return {"state": one_stage}
         if point.pp == 2:
-            return {"state": 2 * one - two, "activations": two - one}
+            return {"state": 2 * one_stage - two_stages, "activations": two_stages - one_stage}
         return {"state": math.ceil(held), "activations": math.ceil(kept)}
 
     def search(
@@ -312,7 +312,7 @@ class Galvatron:
     ) -> tuple[float, Point, tuple[int, ...], tuple[Layer, ...]]:
         """Return the least price, with its point, cuts, and the choice of each layer; `uniform`:
         one choice for all layers, and the vocabulary split as the layers, as its coarse mode."""
-        waiting = sorted(self._bounded(), key=lambda each: each[0])
+        waiting = sorted(self._bounded(), key=lambda bounded: bounded[0])
         best: tuple[float, Point, tuple[int, ...], tuple[Layer, ...]] | None = None
         for bound, point, problem in waiting:
             if best is not None and bound >= best[0]:

@@ -81,9 +81,9 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             host.settings.mkdir(parents=True)
             lines = ["127.0.0.1 localhost", *(f"{host.address} {host.name}" for host in hosts)]
             (host.settings / "hosts").write_text("\n".join(lines) + "\n")
-        one, other = hosts
-        pair = ("type", "veth", "peer", "name", other.link, "netns", other.space)
-        _ip("-n", one.space, "link", "add", one.link, *pair)
+        first, second = hosts
+        pair = ("type", "veth", "peer", "name", second.link, "netns", second.space)
+        _ip("-n", first.space, "link", "add", first.link, *pair)
         for host in hosts:
             _ip("-n", host.space, "address", "add", f"{host.address}/24", "dev", host.link)
             for link in ("lo", host.link):

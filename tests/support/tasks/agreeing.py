@@ -185,10 +185,13 @@ def save(folder: Path, steps: list[int], seed: int = 3) -> None:
 
 
 def resume(
-    folder: Path, hidden: list[int] | None = None, other: Path | None = None, fallback: bool = False
+    folder: Path,
+    hidden: list[int] | None = None,
+    other_root: Path | None = None,
+    fallback: bool = False,
 ) -> list[int] | str:
     """Load the newest checkpoint, then roll back to it; return its step. Rank 1 does not list the
-    `hidden` steps, or has the folder `other` in place of the run's."""
+    `hidden` steps, or has the folder `other_root` in place of the run's."""
     rank = dist.get_rank()
     listed = store.committed
 
@@ -197,7 +200,7 @@ def resume(
             path for path in listed(checkpoints) if store.parse_step(path) not in (hidden or [])
         ]
 
-    job = load(RunFolder(other if rank and other else folder))
+    job = load(RunFolder(other_root if rank and other_root else folder))
     engine = make_engine()
     with mock.patch.object(store, "committed", stale if rank else listed):
         try:
@@ -302,12 +305,12 @@ def weights_of(targets: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class Kept(Hook):
-    found: list[list[float]] = field(default_factory=list)
+    numbers: list[list[float]] = field(default_factory=list)
 
     def step_done(self, record: Any) -> None:
         stats = record.stats
         z_loss = stats.metrics.get("z_loss", 0.0)
-        self.found.append([stats.loss, record.update.grad_norm, z_loss])
+        self.numbers.append([stats.loss, record.update.grad_norm, z_loss])
 
 
 def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
@@ -338,7 +341,7 @@ def divided_loss(tp: int, cp: int, divisor: Any, z_loss: float) -> list[float]:
     options = LoopOptions(micro_batch_tokens=16 // cp, seed=1)
     loop = Loop(GENOME, steps, GENOME.lr_factor, engine, parallel, options, hooks=[kept])
     loop.run(RunState(step=0, row=0, tokens=0, plan_hash=GENOME.hash, updates=0, ledger="", seed=1))
-    return kept.found[0]
+    return kept.numbers[0]
 
 
 def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> dict[str, Any]:

@@ -45,16 +45,19 @@ def averages(
         plain = work.make_engine(layout, parallel, model=model, **options)
         expected = work.train(plain, parallel, 0, STEPS)
         engine = work.make_engine(layout, parallel, model=model, ema=DECAY, **options)
-        own = weights(gathered(engine, parallel))
+        expected_averages = weights(gathered(engine, parallel))
         results = []
         for step in range(STEPS):
             results += work.train(engine, parallel, step, 1)
             new = weights(gathered(engine, parallel))
             kept = decay(step + 1)
-            own = {name: kept * own[name] + (1 - kept) * new[name] for name in own}
+            expected_averages = {
+                name: kept * expected_averages[name] + (1 - kept) * new[name]
+                for name in expected_averages
+            }
         before = gathered(engine, parallel)
-        there = weights(before, "ema")
-        other = gathered(plain, parallel)
+        engine_averages = weights(before, "ema")
+        plain_state = gathered(plain, parallel)
         _skip(engine, parallel, work)
         skipped = gathered(engine, parallel)
         keeper = saver.Saver(folder / layout, CheckpointConfig(), parallel.checkpoint)
@@ -73,14 +76,18 @@ def averages(
         saver.load(without, engine.fragments(), parallel.checkpoint)
         begun = gathered(engine, parallel)
         result[layout] |= {
-            "averages": sorted(there) == sorted(own) and bool(there or not parallel.first),
+            "averages": sorted(engine_averages) == sorted(expected_averages)
+            and bool(engine_averages or not parallel.first),
             "the step is as without one": results == expected
-            and all(torch.equal(before[key], other[key]) for key in other),
+            and all(torch.equal(before[key], plain_state[key]) for key in plain_state),
             "a skipped step leaves it": _equal(skipped, before),
             "begins at the weights": _equal(weights(begun), weights(begun, "ema")),
-            "moved": not _equal(weights(before), there) or not parallel.first,
+            "moved": not _equal(weights(before), engine_averages) or not parallel.first,
         }
-        apart = [float((there[name] - own[name]).abs().max()) for name in own]
+        apart = [
+            float((engine_averages[name] - expected_averages[name]).abs().max())
+            for name in expected_averages
+        ]
         result[layout]["distance"] = max(apart, default=0.0)
     return result
 
@@ -94,5 +101,7 @@ def _skip(engine: Any, parallel: Any, work: Any) -> None:
     assert not update(engine, work.LR).applied
 
 
-def _equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+def _equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[key], second[key]) for key in first
+    )

@@ -58,11 +58,12 @@ def build(name: str, precision: str, *, frozen: bool) -> Engine:
 def whole(engine: Engine) -> dict[str, torch.Tensor]:
     """Return the masters, each whole."""
     result = {
-        name: torch.zeros_like(each) for name, each in dict(initial_weights(config(), 3)).items()
+        name: torch.zeros_like(weight)
+        for name, weight in dict(initial_weights(config(), 3)).items()
     }
-    for each in masters(engine.fragments()):
-        if each.writes:
-            each.give(result[each.parameter])
+    for master in masters(engine.fragments()):
+        if master.writes:
+            master.give(result[master.parameter])
     for name in sorted(result):
         dist.all_reduce(result[name])
     return result

@@ -166,11 +166,11 @@ def storages() -> dict[int, int]:
 
 
 def tensors() -> Iterator[torch.Tensor]:
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.device.type == "cpu":
-            yield local(thing)
-            if thing.is_leaf and thing.grad is not None:
-                yield local(thing.grad)
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), torch.Tensor) and candidate.device.type == "cpu":
+            yield local(candidate)
+            if candidate.is_leaf and candidate.grad is not None:
+                yield local(candidate.grad)
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -96,7 +96,9 @@ def engine_config(layout: str) -> Any:
     kind, option, *words = layout.split("-")
     keys: dict[str, Any] = {}
     for word in words:
-        keys |= next((own for name, own in KEYS.items() if word.startswith(name)), {})
+        keys |= next(
+            (keys_of_word for name, keys_of_word in KEYS.items() if word.startswith(name)), {}
+        )
     if kind == "deepspeed":
         keys.setdefault("extra", DEEPSPEEDS_OWN)
         return DeepSpeedConfig(zero=int(option), **keys)  # type: ignore[arg-type]
@@ -201,7 +203,7 @@ def collectives(
         train(engine, parallel, 0, 1)
         with Count() as count:
             train(engine, parallel, 1, 1, at_once=1)
-        result[layout] = {each: [n, count.bytes[each]] for each, n in sorted(count.calls.items())}
+        result[layout] = {kind: [n, count.bytes[kind]] for kind, n in sorted(count.calls.items())}
     return result
 
 
@@ -364,9 +366,9 @@ def left_out(
             run_passes(engine, parallel, [batch, batch], math.nan if divides else 1.0)
             applied |= conclude(engine, float(launch(engine, LR, discard=discards)[0])).applied
         after = gathered(engine, parallel)
-        same = all(torch.equal(before[key], after[key]) for key in before)
+        unchanged = all(torch.equal(before[key], after[key]) for key in before)
         continues = train(engine, parallel, 1, 1) == never[1:]
-        result[layout] = [applied, same, engine.updates == updates + 1, continues]
+        result[layout] = [applied, unchanged, engine.updates == updates + 1, continues]
     return result
 
 

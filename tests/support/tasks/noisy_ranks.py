@@ -41,9 +41,11 @@ def small_batches(
 
         with mock.patch.object(work, "run_passes", passes):
             results = work.train(engine, parallel, 0, 2, at_once=at_once)
-        one, other = gathered(engine, parallel), gathered(plain, parallel)
-        same = results == expected and all(torch.equal(one[key], other[key]) for key in other)
-        result[layout] = (seen[0].rows, float(seen[0].square), same)
+        state, plain_state = gathered(engine, parallel), gathered(plain, parallel)
+        equal = results == expected and all(
+            torch.equal(state[key], plain_state[key]) for key in plain_state
+        )
+        result[layout] = (seen[0].rows, float(seen[0].square), equal)
     return result
 
 

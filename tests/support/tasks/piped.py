@@ -170,12 +170,12 @@ def exact(
         result[f"{name} {words} {number}"] = (
             sorted({item for differing, _, _ in everyone for item in differing}),
             max(worst for _, worst, _ in everyone),
-            all(same for _, _, same in everyone),
+            all(is_equal for _, _, is_equal in everyone),
         )
     return result
 
 
-def compared(model: Model, wanted: dict[str, Any], *, summed: bool) -> tuple[list[str], float]:
+def compared(model: Model, expected: dict[str, Any], *, summed: bool) -> tuple[list[str], float]:
     """Return the parameters of one chunk whose gradient differs, and the worst of the others."""
     users = chunk_users(model.config, model.chunks)
     differing, worst = [], 0.0
@@ -184,7 +184,7 @@ def compared(model: Model, wanted: dict[str, Any], *, summed: bool) -> tuple[lis
         copies = model.local_shards[name].copies
         if copies.size > 1 and summed:
             dist.all_reduce(gradient, group=copies.group)
-        want = wanted[name].grad
+        want = expected[name].grad
         want = torch.zeros_like(gradient) if want is None else want
         apart = float((gradient - want).abs().max() / want.abs().max().clamp(min=1e-300))
         chunks = next((used for path, used in users.items() if name.startswith(f"{path}.")), [0])

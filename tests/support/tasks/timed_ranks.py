@@ -45,11 +45,11 @@ class Shared:
 
     def nap(self) -> None:
         """Let a second pass while all other ranks wait."""
-        others = [1 + rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
+        peers = [1 + rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
         late = time.monotonic() + PATIENCE
         while True:
             with self.locked() as numbers:
-                if numbers[others].all() or time.monotonic() > late:
+                if numbers[peers].all() or time.monotonic() > late:
                     numbers[0] += 1.0
                     return
             time.sleep(0.001)
@@ -69,16 +69,16 @@ class Timed(ComputeTimer):
 
     @contextmanager
     def exclude_wait(self, stream: Any = None) -> Iterator[None]:
-        shared, own = self.clock.shared, 1 + dist.get_rank()  # type: ignore[union-attr]
+        shared, slot = self.clock.shared, 1 + dist.get_rank()  # type: ignore[union-attr]
         if self.waiting:
             yield
             return
         wait = super().exclude_wait(stream)
         wait.__enter__()
-        shared.numbers[own] = 1.0
+        shared.numbers[slot] = 1.0
         yield
         with shared.locked() as numbers:
-            numbers[own] = 0.0
+            numbers[slot] = 0.0
             wait.__exit__(None, None, None)
 
 
@@ -98,9 +98,9 @@ def own_times(
         if dist.get_rank() == slow:
             [first, *_] = engine.objective.model.blocks.values()
             first.register_forward_pre_hook(lambda *_: shared.nap())
-        with Timed(Clock(shared)) as own:
+        with Timed(Clock(shared)) as timed:
             work.train(engine, parallel, 1, 1)
-            lap = own.lap()
+            lap = timed.lap()
             pairs: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(pairs, (lap.seconds(), lap.end - lap.begin))
         result[layout] = slow, pairs

@@ -67,10 +67,12 @@ def norms_of(
             before = gathered(engine, parallel)
             with mock.patch.object(steps_of, "launch", launch):
                 second = work.train(engine, parallel, 1, 1)
-            after, other = gathered(engine, parallel), gathered(plain, parallel)
-        same = second == results[1:] and all(torch.equal(after[k], other[k]) for k in other)
-        own = {layer: tuple(each) for layer, each in norms_by_layer(layers, seen[0][1:]).items()}
-        result[layout] = (own, whole_norms(before, after), (same, second[0][1]))
+            after, plain_state = gathered(engine, parallel), gathered(plain, parallel)
+        is_equal = second == results[1:] and all(
+            torch.equal(after[k], plain_state[k]) for k in plain_state
+        )
+        norms = {layer: tuple(pair) for layer, pair in norms_by_layer(layers, seen[0][1:]).items()}
+        result[layout] = (norms, whole_norms(before, after), (is_equal, second[0][1]))
     return result
 
 
@@ -98,7 +100,9 @@ def forward_signals(
         )
         work.train(engine, parallel, 0, 1)
         dist.all_reduce(watch.sums)
-        result[layout] = {layer: own.entry() for layer, own in watch.outputs(watch.sums).items()}
+        result[layout] = {
+            layer: moments.entry() for layer, moments in watch.outputs(watch.sums).items()
+        }
     return result
 
 
@@ -121,15 +125,19 @@ def whole_forward(config: ModelConfig, seed: int = 3) -> dict[str, dict[str, flo
     for row in (weights != 0).any(dim=1).nonzero().flatten().tolist():
         ends = torch.tensor([0, *starts[row].nonzero().flatten().tolist(), tokens.shape[1]])
         cuts = torch.unique(ends)
-        one = tokens[row : row + 1]
-        model(one, Documents.build(cuts, tuple(one.shape)))
+        sequence = tokens[row : row + 1]
+        model(sequence, Documents.build(cuts, tuple(sequence.shape)))
     result: dict[str, dict[str, float]] = {
-        name: {"activation_rms": float(torch.cat(each).detach().double().square().mean().sqrt())}
-        for name, each in outputs.items()
+        name: {
+            "activation_rms": float(
+                torch.cat(layer_outputs).detach().double().square().mean().sqrt()
+            )
+        }
+        for name, layer_outputs in outputs.items()
     }
-    for name, each in scores.items():
+    for name, layer_scores in scores.items():
         options: Any = model.get_submodule(name).options
-        chosen = torch.cat(each).topk(options.top_k, dim=-1).indices.flatten().tolist()
+        chosen = torch.cat(layer_scores).topk(options.top_k, dim=-1).indices.flatten().tolist()
         shares = [count / len(chosen) for count in Counter(chosen).values()]
         entropy = -sum(share * math.log(share) for share in shares) / math.log(options.experts)
         layer = ".".join(name.split(".")[:2])

@@ -33,7 +33,7 @@ def test_a_batch_holds_what_the_count_says(
     ids = torch.arange(length + 1) % config.vocab_size
     batch = [ScoredRow(ids.tolist(), range(1, length + 1))] * rows
     score_batch(model, batch)  # tables that are computed once
-    held = levels(lambda: score_batch(model, batch)).most
+    held = levels(lambda: score_batch(model, batch)).peak
     shape = Shape(
         rows=rows, seq_len=length, precision=PRECISIONS["fp32"], device="cpu",
         threads=torch.get_num_threads(),

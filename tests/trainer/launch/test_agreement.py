@@ -161,7 +161,7 @@ def test_another_checkpoint_of_the_same_step_on_one_rank_is_named(
 ) -> None:
     two.run("save", tmp_path / "run", [2, 4])
     two.run("save", tmp_path / "other", [2, 4], seed=4)
-    answers = two.run("resume", tmp_path / "run", other=tmp_path / "other")
+    answers = two.run("resume", tmp_path / "run", other_root=tmp_path / "other")
     assert answers[0] == answers[1]
     assert "do not agree on the checkpoint" in answers[0] and "seal: rank 0 has '" in answers[0]
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_no_reason_to_fall_back(
 ) -> None:
     two.run("save", tmp_path / "run", [2, 4])
     two.run("save", tmp_path / "other", [2])
-    answers = two.run("resume", tmp_path / "run", other=tmp_path / "other", fallback=True)
+    answers = two.run("resume", tmp_path / "run", other_root=tmp_path / "other", fallback=True)
     assert answers[0] == answers[1]
     assert f"rank 1: {tmp_path}/other/checkpoints/step-00000004 is not there" in answers[0]
     assert store.parse_step(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
