@@ -164,10 +164,10 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if kind == "neardup.json":
         return Case(work / "drop.neardup/neardup.json", lambda: results.load(drop))
     if kind == "clusters":
-        found = results.load_required(drop)
+        search_result = results.load_required(drop)
         return Case(
-            work / "drop.neardup" / found.files["clusters"],
-            lambda: results.read_table(drop, found, "clusters").to_pylist(),
+            work / "drop.neardup" / search_result.files["clusters"],
+            lambda: results.read_table(drop, search_result, "clusters").to_pylist(),
         )
     if kind == "plan":
         return Case(work / "plan.json", lambda: Plan.load(work / "plan.json"))
@@ -220,8 +220,8 @@ def case_of(kind: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         segments = [Segment(300, (5, 2, 1), 8)]
 
         def tables() -> Any:
-            found = load_tables("plan", lambda: simulate(segments)[0], Tables)
-            return {name: array.tolist() for name, array in found.arrays.items()}
+            saved_tables = load_tables("plan", lambda: simulate(segments)[0], Tables)
+            return {name: array.tolist() for name, array in saved_tables.arrays.items()}
 
         tables()
         return Case(host_files.folder() / "plan.tables", tables)

@@ -152,11 +152,11 @@ def upward(edges: Mapping[str, set[str]], rooms: Mapping[str, Sequence[str]]) ->
         order = rooms.get(folder, ())
         room = inner.split(".")[0]
         for target in targets:
-            other_folder, _, other = target.partition(".")
-            other_room = other.split(".")[0]
-            if other_folder != folder or {room, other_room} - set(order):
+            target_folder, _, target_module = target.partition(".")
+            target_room = target_module.split(".")[0]
+            if target_folder != folder or {room, target_room} - set(order):
                 continue
-            if order.index(other_room) > order.index(room):
+            if order.index(target_room) > order.index(room):
                 wrong.append(f"{module} imports {target}")
     return wrong
 
@@ -291,6 +291,6 @@ def test_an_upward_import_is_found(tmp_path: Path) -> None:
 def test_a_crowd_is_found() -> None:
     many = [Path(f"trainer/loop/module_{number}.py") for number in range(13)]
     operators = [Path(f"models/operators/module_{number}.py") for number in range(30)]
-    others = [Path(f"models/layers/module_{number}.py") for number in range(17)]
-    assert crowded([*many, *operators, *others]) == {"trainer/loop": 13, "models/layers": 17}
-    assert crowded([*many[1:], *others[1:]]) == {}
+    layers = [Path(f"models/layers/module_{number}.py") for number in range(17)]
+    assert crowded([*many, *operators, *layers]) == {"trainer/loop": 13, "models/layers": 17}
+    assert crowded([*many[1:], *layers[1:]]) == {}

@@ -16,13 +16,13 @@ PAGES = {file.stem: file for file in TUTORIALS}
 
 def run(page: Page, folder: Path) -> tuple[int, list[str]]:
     """Run the blocks of a page; return the exit code and the output of each that was begun."""
-    own = Path(sys.executable).parent
+    bin_folder = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-c", page.script()],
         cwd=folder,
         env={
             **os.environ,
-            "PATH": f"{own}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}",
             "OMP_NUM_THREADS": "1",
         },
         stdout=subprocess.PIPE,

@@ -168,8 +168,8 @@ def test_runs_of_other_lengths_share_a_ledger(tmp_path: Path) -> None:
     short = Curve(ledger=["a"], loss=[4.0], norm=[1.0])
     recording = Recording(CASE.model, "short", tmp_path)
     tp2 = Case(CASE.model, "tp2")
-    for case, each in ((CASE, short), (tp2, curve()), (CASE, short)):
-        recording.put(case, each, **about)
+    for case, case_curve in ((CASE, short), (tp2, curve()), (CASE, short)):
+        recording.put(case, case_curve, **about)
     read = Recording(CASE.model, "short", tmp_path).load()
     assert read.get(CASE, "d").curve == short and read.get(tp2, "d").curve == curve()
 

@@ -39,7 +39,10 @@ def test_device_time_belongs_to_the_operation_that_launched_it() -> None:
     events.append(event("kernel", "k", 5.0, 5.0, 999))  # of an earlier step
     events.append(event("gpu_user_annotation", "FSDP::all_gather", 0.0, 900.0))
     result = _gpu_profile.shares(events, steps=1, cuda=True)
-    expected = {kind: sum(d for each, _, d in launched if each == kind) for kind in result.seconds}
+    expected = {
+        kind: sum(d for launch_kind, _, d in launched if launch_kind == kind)
+        for kind in result.seconds
+    }
     expected["GEMM"] += 5.0
     assert result.seconds == pytest.approx({kind: 1e-6 * time for kind, time in expected.items()})
     assert result.launches == len(launched) + 1

@@ -160,8 +160,10 @@ def test_steps_are_measured_with_the_loop_of_a_run(
     with pytest.raises(StopIteration):
         _gpu_run.measure(line, sizes, tmp_path / "trace")
     assert loops[0] == loops[1] and loops[0].micro_batch_tokens == sizes.row_tokens(line)
-    other = replace(job, run=replace(job.run, watch=WatchConfig(spike="skip")))  # negative control
-    assert build_loop_options(other, parallel) != loops[1]
+    skipping_job = replace(
+        job, run=replace(job.run, watch=WatchConfig(spike="skip"))
+    )  # negative control
+    assert build_loop_options(skipping_job, parallel) != loops[1]
 
 
 def test_pairs_are_those_of_the_documents() -> None:

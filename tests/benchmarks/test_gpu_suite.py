@@ -124,14 +124,14 @@ def test_a_program_has_the_same_name_for_every_triton() -> None:
         return carried.name_program(SimpleNamespace(**source), SimpleNamespace(**options))
 
     assert name() == name(new=2) == name(attrs={(0,): [["tt.divisibility", 16]]})
-    others = [
+    different_names = [
         name(attrs={}),
         name(constants={(2,): 8}),
         name(signature={"x": "*bf16", "length": "i32"}),
         name(num_warps=8),
         name(maxnreg=128),
     ]
-    assert len({name(), *others}) == 6
+    assert len({name(), *different_names}) == 6
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def test_published_runs_are_predicted_within_seven_percent() -> None:
     predictions = [
         p
         for family in ("A100", "H100")
-        for p in Fit(family, runs()).predict(lambda run, other: other is not run)
+        for p in Fit(family, runs()).predict(lambda run, known_run: known_run is not run)
     ]
     assert len(predictions) == 49
     mean = sum(abs(p.error) for p in predictions) / len(predictions)

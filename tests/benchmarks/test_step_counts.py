@@ -207,10 +207,10 @@ def test_gradients_are_joined_inside_products_and_norms(steps: list[list[Any]]) 
     concatenation is left, of what the host reads, and one sum, for the tied embedding."""
     result = {name: (sums, launches) for name, *_, sums, _, launches in steps[:-1]}
     routers = ["backward: AddmmBackward0"] * layers_of("tiny-moe", "moe")
-    for name, others in (("tiny-transformer", []), ("tiny-moe", routers)):
+    for name, router_sums in (("tiny-transformer", []), ("tiny-moe", routers)):
         sums, launches = result[name]
         assert launches["aten::cat"] == 1, name
-        assert sorted(sums) == [*others, "backward: EmbeddingBackward0"], name
+        assert sorted(sums) == [*router_sums, "backward: EmbeddingBackward0"], name
 
 
 @pytest.mark.slow

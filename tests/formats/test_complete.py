@@ -203,12 +203,12 @@ def test_each_format_has_a_sample() -> None:
 
 def test_each_command_with_json_has_a_sample() -> None:
     steps = [f"headrace {step.words}" for step in (*MAKING, *READING) if "--json" in step.words]
-    left = {
+    missing = {
         path
         for path in json_commands(main, "headrace")
         if not any(step.startswith(f"{path} ") for step in steps)
     }
-    assert left == set(ELSEWHERE)
+    assert missing == set(ELSEWHERE)
     assert RENEW or not [sample for sample in ELSEWHERE.values() if not exists(sample)]
 
 

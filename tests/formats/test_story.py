@@ -65,11 +65,11 @@ def run_trainer(words: list[str]) -> int:
     return forked.run(command).returncode
 
 
-Made = tuple[Path, dict[str, str], dict[str, list[Any]]]
+World = tuple[Path, dict[str, str], dict[str, list[Any]]]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> Made:
+def world(tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch) -> World:
     """The world, what the commands printed, and the JSON of its temporary files."""
     root, printed = tmp_path_factory.mktemp("world"), {}
     passing: dict[str, list[Any]] = {}
@@ -106,7 +106,7 @@ def read(
 ) -> Path:
     """A copy of the committed world, with a damaged dataset and a foreign one."""
     if RENEW:
-        request.getfixturevalue("made")
+        request.getfixturevalue("world")
     root = tmp_path_factory.mktemp("committed") / "world"
     shutil.copytree(WORLD, root)
     for name in ("damaged", "foreign"):
@@ -149,8 +149,8 @@ def kept(root: Path) -> list[str]:
     return sorted(name for name in names if not NOT_KEPT.search(name))
 
 
-def test_commands_write_the_files_of_the_samples(made: Made) -> None:
-    root = made[0]
+def test_commands_write_the_files_of_the_samples(world: World) -> None:
+    root = world[0]
     assert kept(root) == kept(WORLD)
     different = [
         name for name in kept(root) if content(root / name, name) != content(WORLD / name, name)
@@ -168,8 +168,8 @@ def content(file: Path, name: str) -> str:
 
 
 @pytest.mark.parametrize("step", MAKING, ids=[step.name for step in MAKING])
-def test_commands_that_write_print_the_samples(step: Step, made: Made) -> None:
-    compare(f"printed/{step.name}.json", made[1][step.name])
+def test_commands_that_write_print_the_samples(step: Step, world: World) -> None:
+    compare(f"printed/{step.name}.json", world[1][step.name])
 
 
 @pytest.mark.parametrize("step", READING, ids=[step.name for step in READING])
@@ -177,9 +177,9 @@ def test_commands_that_read_the_samples_print_the_samples(step: Step, read: Path
     compare(f"printed/{step.name}.json", output(step, read))
 
 
-def test_files_of_a_build_that_goes_on(made: Made) -> None:
+def test_files_of_a_build_that_goes_on(world: World) -> None:
     """Tasks, states and locks: the next start of a killed build or search reads them."""
-    result = {name: distinct(shapes) for name, shapes in sorted(made[2].items())}
+    result = {name: distinct(shapes) for name, shapes in sorted(world[2].items())}
     compare("keys/work.json", as_text(result))
 
 
@@ -235,7 +235,7 @@ RENAMED = {
 @pytest.mark.parametrize("name", RENAMED)
 def test_a_renamed_key_is_a_difference(name: str, tmp_path: Path) -> None:
     """Negative control: masked values hide no key."""
-    key, other = RENAMED[name]
+    key, new_key = RENAMED[name]
     text = (WORLD / name).read_text()
     assert key in text
     changed = tmp_path / name
@@ -244,5 +244,5 @@ def test_a_renamed_key_is_a_difference(name: str, tmp_path: Path) -> None:
     text = "".join(entries) if name.endswith(".jsonl") else text
     changed.write_text(text)
     assert content(changed, name) == content(WORLD / name, name)
-    changed.write_text(text.replace(key, other, 1))
+    changed.write_text(text.replace(key, new_key, 1))
     assert content(changed, name) != content(WORLD / name, name)

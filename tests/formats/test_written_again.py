@@ -116,7 +116,7 @@ def anneal_request(sample: Path, again: Path) -> None:
     AnnealFolder(again.parent).store(request, runs=runs)
 
 
-def beside(sample: Path, again: Path) -> None:
+def measured_numbers(sample: Path, again: Path) -> None:
     measured.write(again, measured.read(sample))
 
 
@@ -183,7 +183,7 @@ FORMATS: dict[str, Again] = {
 WRITTEN: dict[str, Again] = {
     "layout.yaml": yaml_of(LayoutPlan),
     "hardware.yaml": yaml_of(HardwareFile),
-    "run/measured.json": beside,
+    "run/measured.json": measured_numbers,
     "tune/results/00-0.json": tune_result,
     "build/work/tasks/0.json": task_state,
 }

@@ -55,9 +55,11 @@ def test_fields_are_kept_by_one_option_or_by_several(tmp_path: Path) -> None:
     for name, options in (("one", ["--keep", "n,m"]), ("two", ["--keep", "n", "--keep", "m"])):
         words = ("--tokenizer", "byte", "--out", tmp_path / name, "--workers", 1)
         assert invoke("build", corpus, *words, *options).exit_code == 0
-    one, two = (json.loads((tmp_path / x / "manifest.json").read_text()) for x in ("one", "two"))
-    assert [field["name"] for field in two["settings"]["source"]["keep"]] == ["n", "m"]
-    assert two["settings"] == one["settings"]
+    one_option, two_options = (
+        json.loads((tmp_path / x / "manifest.json").read_text()) for x in ("one", "two")
+    )
+    assert [field["name"] for field in two_options["settings"]["source"]["keep"]] == ["n", "m"]
+    assert two_options["settings"] == one_option["settings"]
 
 
 def test_damage_fails_with_a_hint(tmp_path: Path) -> None:

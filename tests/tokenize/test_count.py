@@ -139,8 +139,8 @@ def test_a_small_sample_has_no_error_estimate(tmp_path: Path) -> None:
     few = count(config(path), 0.5)
     assert 2 <= few.sampled < 20 and few.error is None
     assert make_json_data(few)["tokens_error"] is None and "error unknown" in describe(few)
-    one = write_jsonl(tmp_path / "b.jsonl", texts(1))
-    assert count(config(one)).documents == 1
+    one_document = write_jsonl(tmp_path / "b.jsonl", texts(1))
+    assert count(config(one_document)).documents == 1
 
 
 def test_a_text_that_cannot_be_tokenized_is_a_bad_record(tmp_path: Path) -> None:

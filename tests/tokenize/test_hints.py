@@ -76,17 +76,17 @@ def test_unknown_files_of_a_folder_are_one_line_with_counts(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "json_kind"),
     [
         ('[{"text": "a"}, {"text": "b"}]', "a JSON array"),
         ('[\n  {"text": "a"},\n  {"text": "b"}\n]\n', "a JSON array"),
         ('{\n  "text": "a"\n}\n', "an object takes several lines"),
     ],
 )
-def test_json_that_is_not_json_lines_is_named(text: str, what: str, folder: Path) -> None:
+def test_json_that_is_not_json_lines_is_named(text: str, json_kind: str, folder: Path) -> None:
     (folder / "a.json").write_text(text)
     error = build("a.json", code=1).stderr
-    assert what in error and "jq -c" in error and "not JSON:" not in error
+    assert json_kind in error and "jq -c" in error and "not JSON:" not in error
 
 
 def test_a_broken_first_line_is_still_broken_json(folder: Path) -> None:

@@ -109,16 +109,16 @@ def test_only_the_bytes_of_a_range_are_sent(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "what"),
+    ("url", "revision"),
     [
         ("hf://datasets/owner/corpus/data/a.jsonl", "(no commit)"),
         ("hf://datasets/owner/corpus@main/data/*.jsonl", "(`main` is no commit)"),
     ],
 )
-def test_a_url_must_name_a_commit(hub: Hub, url: str, what: str) -> None:
+def test_a_url_must_name_a_commit(hub: Hub, url: str, revision: str) -> None:
     with pytest.raises(InputError, match="must name a commit") as caught:
         storage.exists(url)
-    assert what in caught.value.message
+    assert revision in caught.value.message
     assert f"@{COMMIT}, the commit that it names now" in str(caught.value.hint)
     with pytest.raises(InputError, match="must name a commit") as caught:
         storage.exists(url.replace("owner", "nobody"))

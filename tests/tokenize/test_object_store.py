@@ -215,9 +215,9 @@ def test_an_interrupted_multipart_upload(
     old, new = os.urandom(11 << 20), os.urandom(11 << 20)
     storage.write("s3://data/file", old)
     for mark, fault in (("partNumber=2", "cut upload"), ("?uploadId", "lost answer")):
-        left = iter([fault])
-        faulty.choose = lambda request, mark=mark, left=left: (
-            next(left, None) if mark in request.path and request.command != "DELETE" else None
+        faults = iter([fault])
+        faulty.choose = lambda request, mark=mark, faults=faults: (
+            next(faults, None) if mark in request.path and request.command != "DELETE" else None
         )
         storage.write("s3://data/file", new)
         assert faulty.met[fault] == 1

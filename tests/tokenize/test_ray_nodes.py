@@ -51,7 +51,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 def test_a_lost_node_changes_no_byte(tmp_path: Path, cluster: tuple[Host, Host]) -> None:
     for number in range(16):  # a task each
         write_jsonl(tmp_path / "corpus" / f"{number}.jsonl", texts(400, seed=number))
-    head, other = cluster
+    head, second_node = cluster
     build = [sys.executable, "-c", "from headrace.tokenize.cli import main; main()", "build"]
     build += [str(tmp_path / "corpus"), "--tokenizer", "byte"]
     build += ["--shard-size", "64Ki", "--shuffle", "1", "--out"]
@@ -64,8 +64,8 @@ def test_a_lost_node_changes_no_byte(tmp_path: Path, cluster: tuple[Host, Host])
     while not tasks.exists() or len(list(tasks.iterdir())) < 3:
         assert running.poll() is None, log.read_text()
         time.sleep(0.05)
-    assert any(b"ray::" in command_of(process) for process in other.processes)
-    other.kill()
+    assert any(b"ray::" in command_of(process) for process in second_node.processes)
+    second_node.kill()
     assert running.poll() is None, "the build ended before the node"
     assert running.wait(900) == 0, log.read_text()
     assert manifest.load(str(there)).documents == 6400

@@ -53,10 +53,12 @@ def test_sample_size_is_independent_of_compression(tmp_path: Path, packing: str)
 
 def test_sample_is_independent_of_order_and_counts_equal_documents_once(tmp_path: Path) -> None:
     documents = texts(200)
-    one = write_jsonl(tmp_path / "a.jsonl", documents)
-    other = write_jsonl(tmp_path / "b.jsonl", [*documents[::-1], *documents[:50] * 20])
+    corpus = write_jsonl(tmp_path / "a.jsonl", documents)
+    shuffled = write_jsonl(tmp_path / "b.jsonl", [*documents[::-1], *documents[:50] * 20])
     expected = size(documents) // 4
-    assert sorted(taken(one, sample_bytes=expected)) == sorted(taken(other, sample_bytes=expected))
+    assert sorted(taken(corpus, sample_bytes=expected)) == sorted(
+        taken(shuffled, sample_bytes=expected)
+    )
 
 
 def test_a_sample_has_at_least_one_document(tmp_path: Path) -> None:

@@ -48,9 +48,9 @@ def test_the_order_is_that_of_a_shuffle_by_shard(
 
 
 def test_workers_do_not_matter(corpus: Path, run_build: Run) -> None:
-    one = run_build(corpus, out="one", **OPTIONS)
-    two = run_build(corpus, out="two", **OPTIONS, engine=ExecutorConfig(workers=2))
-    assert snapshot(one) == snapshot(two)
+    one_worker = run_build(corpus, out="one", **OPTIONS)
+    two_workers = run_build(corpus, out="two", **OPTIONS, engine=ExecutorConfig(workers=2))
+    assert snapshot(one_worker) == snapshot(two_workers)
 
 
 def test_the_second_pass_reads_each_piece_once(
@@ -134,9 +134,9 @@ def test_fields_and_lost_shards(tmp_path: Path, run_build: Run) -> None:
     out = run_build(file, **OPTIONS, **keep)
     seen = []
     for shard in manifest.load_table(str(out), manifest.load(str(out)).generations[0]):
-        beside = fields.fields_file(shard)
-        assert beside is not None
-        rows = fields.FieldsReader(str(out), beside).rows(0, shard.documents)
+        field_table = fields.fields_file(shard)
+        assert field_table is not None
+        rows = fields.FieldsReader(str(out), field_table).rows(0, shard.documents)
         seen += rows["n"].to_pylist()
     held = read_dataset(out)
     assert [text for _, text, _ in held] == [lines[n]["text"] for n in seen]

@@ -55,9 +55,9 @@ def test_bytes_are_independent_of_the_number_of_workers(
     corpus: Path, run_build: Run, options: dict[str, Any]
 ) -> None:
     (corpus / "lines.txt").write_text("\n".join(texts(400)))
-    one = run_build(corpus, out="one", engine=ONE, **options)
-    two = run_build(corpus, out="two", engine=ExecutorConfig(workers=2), **options)
-    assert snapshot(one) == snapshot(two)
+    one_worker = run_build(corpus, out="one", engine=ONE, **options)
+    two_workers = run_build(corpus, out="two", engine=ExecutorConfig(workers=2), **options)
+    assert snapshot(one_worker) == snapshot(two_workers)
 
 
 def test_a_full_disk_is_an_error_and_leaves_no_temporary_files(

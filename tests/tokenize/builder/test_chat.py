@@ -182,19 +182,19 @@ def test_another_template_is_another_build(tmp_path: Path, talks: Path, run_buil
     chat = ChatConfig(template=str(template), variables={"x": 1})
     run_build(talks, byte=BYTES, chat=chat)
     renamed = template.rename(tmp_path / "other name.jinja")
-    same = ChatConfig(template=str(renamed), variables={"x": 1})
-    run_build(talks, byte=BYTES, chat=same)  # nothing to do
-    for other, what in (
+    renamed_config = ChatConfig(template=str(renamed), variables={"x": 1})
+    run_build(talks, byte=BYTES, chat=renamed_config)  # nothing to do
+    for changed_config, difference in (
         (ChatConfig(template="chatml"), "chat template was"),
         (ChatConfig(template=str(renamed), variables={"x": 2}), "chat variables was"),
         (ChatConfig(template=str(renamed), variables={"x": 1}, learn="all"), "chat learn was"),
     ):
-        with pytest.raises(StorageError, match=f"other settings: {what}") as caught:
-            run_build(talks, byte=BYTES, chat=other)
+        with pytest.raises(StorageError, match=f"other settings: {difference}") as caught:
+            run_build(talks, byte=BYTES, chat=changed_config)
         assert "endfor" not in str(caught.value)
     renamed.write_text(" {{ x }}{% for m in messages %}{{ m.content }}{% endfor %}")
     with pytest.raises(StorageError, match="other settings: chat template was"):
-        run_build(talks, byte=BYTES, chat=same)
+        run_build(talks, byte=BYTES, chat=renamed_config)
 
 
 def test_masked_targets_change_nothing_in_training(talks: Path, run_build: Run) -> None:

@@ -72,14 +72,14 @@ TEXT = st.lists(st.sampled_from(["a", "b", "C", "d.", "水", "é"]), max_size=30
 
 @given(
     texts=st.lists(TEXT, max_size=6),
-    others=st.lists(TEXT, min_size=1, max_size=4),
+    evaluation_texts=st.lists(TEXT, min_size=1, max_size=4),
     n=st.integers(1, 6),
 )
 def test_hits_are_the_n_grams_of_sets(
-    tmp_path_factory: pytest.TempPathFactory, texts: list[str], others: list[str], n: int
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], evaluation_texts: list[str], n: int
 ) -> None:
-    path = write_jsonl(tmp_path_factory.mktemp("evals") / "a.jsonl", others)
-    known = ngrams_of(others, n)
+    path = write_jsonl(tmp_path_factory.mktemp("evals") / "a.jsonl", evaluation_texts)
+    known = ngrams_of(evaluation_texts, n)
     config = EvaluationConfig(evaluations=(str(path),), ngram=n, fields=("text",))
     if not known:
         with pytest.raises(InputError, match=r"no text|fewer than"):
@@ -163,9 +163,9 @@ def test_documents_with_an_n_gram_are_dropped(
         name: [not grams.isdisjoint(ngrams_of([row[2]], 13)) for row in whole]
         for name, grams in known.items()
     }
-    left = [row for k, row in enumerate(whole) if not any(hits[k] for hits in hit.values())]
-    assert [(o.file, o.position, text) for o, text, _ in read_dataset(out)] == left
-    assert len(left) == 108  # 13 words of 12 documents; the 12 words of others are no n-gram
+    remaining = [row for k, row in enumerate(whole) if not any(hits[k] for hits in hit.values())]
+    assert [(o.file, o.position, text) for o, text, _ in read_dataset(out)] == remaining
+    assert len(remaining) == 108  # 13 words of 12 documents; the 12 words of others are no n-gram
     counts = counts_of(out)
     assert counts["dropped by decontamination"] == 12
     assert counts["documents read"] == 120
@@ -185,14 +185,14 @@ def test_n_grams_are_cut_out_with_what_is_around_them(
     whole = {(o.file, o.position): text for o, text, _ in read_dataset(run_build(planted, out="a"))}
     out = run_build(planted, contaminated="cut", shuffle=3, **options_of(evals))
     known = ngrams_of([*sentences(20, 30, seed=1), *sentences(10, 20, seed=2)], 13)
-    left: dict[tuple[str, int], list[str]] = {place: [] for place in whole}
+    pieces_by_document: dict[tuple[str, int], list[str]] = {place: [] for place in whole}
     for origin, text, _ in read_dataset(out):
-        left[origin.file, origin.position].append(text)
+        pieces_by_document[origin.file, origin.position].append(text)
         assert known.isdisjoint(ngrams_of([text], 13))
     cut_ones = 0
     for place, text in whole.items():
         if known.isdisjoint(ngrams_of([text], 13)):
-            assert left[place] == [text]
+            assert pieces_by_document[place] == [text]
             continue
         cut_ones += 1
         words = list(re.finditer(r"\S+", text))
@@ -203,10 +203,14 @@ def test_n_grams_are_cut_out_with_what_is_around_them(
         low, high = words[hits[0]].start() - MARGIN, words[hits[-1] + 12].end() + MARGIN
         stay = ["".join(f" {w[0]}" for w in words if w.start() < low), ""]
         stay[1] = "".join(f" {w[0]}" for w in words if w.end() > high)
-        assert sorted(left[place]) == sorted(p[1:] for p in stay if len(p) > MIN_PIECE)
+        assert sorted(pieces_by_document[place]) == sorted(
+            p[1:] for p in stay if len(p) > MIN_PIECE
+        )
     counts = counts_of(out)
     assert counts["documents cut by decontamination"] == cut_ones == 12
-    assert counts["pieces of cut documents"] == sum(len(p) for p in left.values()) - 108
+    assert (
+        counts["pieces of cut documents"] == sum(len(p) for p in pieces_by_document.values()) - 108
+    )
     assert counts["documents read"] == 120
 
 
@@ -265,9 +269,9 @@ def test_short_documents_are_named_or_matched_whole(
     (read,) = manifest.load(str(kept)).generations[0].provenance["evaluations"]
     assert (read["short"], read["unmatched"], read["records"]) == (2, 2, [1, 2])
     config = EvaluationConfig(evaluations=(str(evals),), fields=("text",), match_short=5)
-    left = run_build(corpus, decontaminate=config, out="matched")
-    assert [text for _, text, _ in read_dataset(left)] == ["which wheel"]
-    (read,) = manifest.load(str(left)).generations[0].provenance["evaluations"]
+    matched = run_build(corpus, decontaminate=config, out="matched")
+    assert [text for _, text, _ in read_dataset(matched)] == ["which wheel"]
+    (read,) = manifest.load(str(matched)).generations[0].provenance["evaluations"]
     assert (read["short"], read["unmatched"], read["records"]) == (2, 1, [2])
 
 

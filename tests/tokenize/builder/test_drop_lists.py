@@ -54,8 +54,8 @@ def test_documents_are_dropped_by_input_and_record(
     rows = {"input": [hashes[file] for file, _ in drops], "record": [at for _, at in drops]}
     pq.write_table(pa.table(rows), path)
     out = run_build(corpus, drop=(str(path),))
-    left = [(origin.file, origin.position) for origin, _, _ in read_dataset(out)]
-    assert left == [place for place in kept if place not in drops]
+    remaining = [(origin.file, origin.position) for origin, _, _ in read_dataset(out)]
+    assert remaining == [place for place in kept if place not in drops]
 
 
 def test_a_list_that_matches_nothing_is_an_error_with_counts(
@@ -216,15 +216,17 @@ def test_each_list_that_matches_nothing_is_named(
 def test_documents_are_counted_for_each_list(
     tmp_path: Path, corpus: Path, run_build: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("0.jsonl#3\n0.jsonl#5\nunknown\n")
-    two.write_text("0.jsonl#5\n1.jsonl#0\n")
+    first_list, second_list = tmp_path / "one", tmp_path / "two"
+    first_list.write_text("0.jsonl#3\n0.jsonl#5\nunknown\n")
+    second_list.write_text("0.jsonl#5\n1.jsonl#0\n")
     with caplog.at_level(logging.INFO):
-        out = run_build(corpus, source=NAMED, drop=(str(one), str(two)))
-    assert f"drop list {one}: 3 entries, 2 documents dropped" in caplog.text
+        out = run_build(corpus, source=NAMED, drop=(str(first_list), str(second_list)))
+    assert f"drop list {first_list}: 3 entries, 2 documents dropped" in caplog.text
     counts = counts_of(out)
     assert counts["dropped by the list"] == 3
-    assert counts[f"named by the list {one}"] == counts[f"named by the list {two}"] == 2
+    assert (
+        counts[f"named by the list {first_list}"] == counts[f"named by the list {second_list}"] == 2
+    )
     assert counts["documents read"] == 244
 
 

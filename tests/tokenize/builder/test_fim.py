@@ -57,10 +57,14 @@ def naive(text: str, config: FimConfig, encode: Callable[[str], list[int]], ids:
     """The rule as the page states it, one document at a time."""
     key = config.seed.to_bytes(16, "little", signed=True)
     drawn = hashlib.blake2b(text.encode(), digest_size=32, key=key, person=b"fim").digest()
-    chosen, order, one, two = (int.from_bytes(drawn[8 * k : 8 * k + 8], "little") for k in range(4))
+    chosen, order, first_draw, second_draw = (
+        int.from_bytes(drawn[8 * k : 8 * k + 8], "little") for k in range(4)
+    )
     if chosen / 2**64 >= config.rate or len(text) < 3:
         return [*encode(text), ids[END]]
-    low, high = sorted((one * (len(text) + 1) // 2**64, two * (len(text) + 1) // 2**64))
+    low, high = sorted(
+        (first_draw * (len(text) + 1) // 2**64, second_draw * (len(text) + 1) // 2**64)
+    )
     prefix, middle, suffix = encode(text[:low]), encode(text[low:high]), encode(text[high:])
     pre, suf, mid, *eot = (ids[name] for name in config.sentinels)
     if order / 2**64 < config.spm:
@@ -120,8 +124,8 @@ def test_a_sentinel_in_a_text_stays_text(tokenizers: dict[str, Tokenizer]) -> No
         assert sum(id in sentinels for id in result) == 4
 
 
-def within(found: int, total: int, share: float) -> bool:
-    return abs(found - total * share) <= 5 * math.sqrt(total * share * (1 - share))
+def within(count: int, total: int, share: float) -> bool:
+    return abs(count - total * share) <= 5 * math.sqrt(total * share * (1 - share))
 
 
 def test_the_shares_and_the_places_are_those_that_were_asked_for() -> None:
@@ -197,12 +201,12 @@ def test_counts_of_a_resumed_task_cover_its_finished_shards(
     }
     whole = run_build(path, out="whole", **options)
     written = tasks.write_shard
-    left = [2]
+    shards_until_kill = [2]
 
     def stop(*args: Any) -> Any:
-        if not left[0]:
+        if not shards_until_kill[0]:
             raise KeyboardInterrupt
-        left[0] -= 1
+        shards_until_kill[0] -= 1
         return written(*args)
 
     with monkeypatch.context() as patched:

@@ -32,15 +32,15 @@ def test_a_build_that_fails_anywhere_resumes_to_the_same_bytes(
 ) -> None:
     """Fail at every single write and delete of the build, one after another."""
     whole = snapshot(run_build(corpus, out="whole", **options))
-    left = 0
+    calls_until_failure = 0
 
     def failing(act: Callable[..., None]) -> Callable[..., None]:
         def fail(url: str, *data: bytes) -> None:
-            nonlocal left
+            nonlocal calls_until_failure
             if "/claims/" not in url:
-                if left == 0:
+                if calls_until_failure == 0:
                     raise StorageError("the disk is gone")
-                left -= 1
+                calls_until_failure -= 1
             act(url, *data)
 
         return fail
@@ -48,7 +48,7 @@ def test_a_build_that_fails_anywhere_resumes_to_the_same_bytes(
     for name in ("write", "delete"):
         monkeypatch.setattr(storage, name, failing(getattr(storage, name)))
     for allowed in range(1000):
-        left = allowed
+        calls_until_failure = allowed
         try:
             run_build(corpus, out="again", **options)
         except StorageError:
@@ -89,14 +89,14 @@ def killed(run_build: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., boo
     if None. It returns True if the build was killed."""
 
     def run(*inputs: Path, after: int | None = None, **options: Any) -> bool:
-        delete, left = storage.delete, after
+        delete, deletions_until_kill = storage.delete, after
 
         def dying(url: str, *_: object) -> None:
-            nonlocal left
+            nonlocal deletions_until_kill
             if "/claims/" not in url:
-                if not left:
+                if not deletions_until_kill:
                     raise KeyboardInterrupt
-                left -= 1
+                deletions_until_kill -= 1
             delete(url)
 
         with monkeypatch.context() as patch:
@@ -117,10 +117,10 @@ def test_work_files_are_removed_and_other_files_kept(corpus: Path, run_build: Ru
     (corpus.parent / "out" / "work" / "diary").touch()
     whole = snapshot(out := run_build(corpus))
     assert "work/diary" in whole
-    left = ["work/claims/.0.json.01234567.tmp", "work/tasks/0.json", "work/spills/0.arrow"]
-    left += ["shards/.new.01234567.tmp", ".manifest.json.01234567.tmp"]
-    left += [f"{name}/{'0' * 32}.json" for name in ("shards", "tables", "tokenizers")]
-    for name in left:
+    leftovers = ["work/claims/.0.json.01234567.tmp", "work/tasks/0.json", "work/spills/0.arrow"]
+    leftovers += ["shards/.new.01234567.tmp", ".manifest.json.01234567.tmp"]
+    leftovers += [f"{name}/{'0' * 32}.json" for name in ("shards", "tables", "tokenizers")]
+    for name in leftovers:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).touch()
     run_build(corpus)
@@ -152,18 +152,20 @@ def test_a_killed_build_that_loses_an_input(
 ) -> None:
     """A build is killed before its manifest. The next one has fewer inputs and is killed while it
     removes garbage. The third one has all inputs again."""
-    one, two = (write_jsonl(tmp_path / f"{k}.jsonl", texts(90, seed=k)) for k in range(2))
+    first_input, second_input = (
+        write_jsonl(tmp_path / f"{k}.jsonl", texts(90, seed=k)) for k in range(2)
+    )
     options = {"format": "mds"}
-    half = snapshot(run_build(one, out="whole", **options))
+    half = snapshot(run_build(first_input, out="whole", **options))
     shutil.copytree(tmp_path / "whole", tmp_path / "begun")
-    whole = snapshot(run_build(one, two, out="whole", **options))
-    assert killed(one, two, out="begun", **options)
+    whole = snapshot(run_build(first_input, second_input, out="whole", **options))
+    assert killed(first_input, second_input, out="begun", **options)
     for number in itertools.count():
         out = tmp_path / f"out{number}"
         shutil.copytree(tmp_path / "begun", out)
-        if not killed(one, out=out.name, after=number, **options):
+        if not killed(first_input, out=out.name, after=number, **options):
             break
-        assert snapshot(run_build(one, two, out=out.name, **options)) == whole
+        assert snapshot(run_build(first_input, second_input, out=out.name, **options)) == whole
     assert number > 5
     assert snapshot(out) == half
 

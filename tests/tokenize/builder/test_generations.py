@@ -146,16 +146,16 @@ def test_a_build_killed_between_manifests_is_finished_first(
 def test_a_change_of_a_few_bytes_is_noticed(tmp_path: Path, run_build: Run) -> None:
     """The change may be anywhere in a file, also in a file of another name."""
     file = write_jsonl(tmp_path / "a.jsonl", ["x" * 200 + f"{k:08}" for k in range(3000)])
-    other = tmp_path / "b.jsonl"
+    changed_file = tmp_path / "b.jsonl"
     data = file.read_bytes()
-    other.write_bytes(data[:50_000] + data[50_000:].replace(b"x", b"y", 1))
-    assert other.stat().st_size == file.stat().st_size
+    changed_file.write_bytes(data[:50_000] + data[50_000:].replace(b"x", b"y", 1))
+    assert changed_file.stat().st_size == file.stat().st_size
     out = run_build(file)
-    run_build(file, other)
+    run_build(file, changed_file)
     assert manifest.load(str(out)).documents == 6000
-    file.write_bytes(other.read_bytes().replace(b"y", b"z", 1))
+    file.write_bytes(changed_file.read_bytes().replace(b"y", b"z", 1))
     with pytest.raises(InputError, match=r"a\.jsonl has changed since"):
-        run_build(file, other)
+        run_build(file, changed_file)
 
 
 def test_a_copy_of_a_file_is_not_built_twice(corpus: Path, run_build: Run) -> None:

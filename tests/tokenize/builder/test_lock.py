@@ -110,8 +110,8 @@ def test_two_builds_of_two_machines_that_start_together_never_hold_the_lock_both
     for thread in threads:
         thread.join()
     assert events
-    for entered, left in zip(events[::2], events[1::2], strict=True):
-        assert entered == f"+{left[1:]}"
+    for entered, exited in zip(events[::2], events[1::2], strict=True):
+        assert entered == f"+{exited[1:]}"
 
 
 def test_a_build_whose_lock_was_taken_for_dead_stops(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_at_most_one_process_holds_the_lock(tmp_path: Path) -> None:
         process.join()
     events = log.read_text().splitlines()
     assert events
-    for entered, left in zip(events[::2], events[1::2], strict=True):
-        assert entered == f"+{left[1:]}"
+    for entered, exited in zip(events[::2], events[1::2], strict=True):
+        assert entered == f"+{exited[1:]}"
 
 
 def contend(folder: Path, log: Path, start: Any) -> None:

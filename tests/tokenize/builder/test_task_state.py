@@ -45,13 +45,13 @@ def test_task_ids_do_not_move() -> None:
 
 @pytest.mark.parametrize("change", ["slice", "settings", "drops", "url"])
 def test_task_ids_depend_on_all_that_decides_the_bytes(change: str) -> None:
-    other = {
+    changed_id = {
         "slice": lambda: task_id(replace(SLICE, end=501), JOB),
         "settings": lambda: task_id(SLICE, replace(JOB, seed=8)),
         "drops": lambda: task_id(SLICE, JOB, None),
         "url": lambda: task_id(SLICE, replace(JOB, url="elsewhere")),
     }[change]()
-    assert (other == task_id(SLICE, JOB)) is (change == "url")
+    assert (changed_id == task_id(SLICE, JOB)) is (change == "url")
 
 
 def test_a_task_state_keeps_the_format_of_its_file(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(template: str | Path, folder: Path, **options: Any) -> tuple[str, dict[str, Any]]:
+def load_template(template: str | Path, folder: Path, **options: Any) -> tuple[str, dict[str, Any]]:
     config = ChatConfig(template=str(template), **options)
     chat = load_chat(config, BYTES, str(folder / "tokenizer.json"))
     return chat.source, chat.variables
@@ -35,40 +35,43 @@ def test_a_misspelt_name_is_likened_to_templates_and_to_files(
     monkeypatch.chdir(folder)
     (folder / "chat").mkdir()
     (folder / "chat.jinja").touch()
-    for given, near in {"chatmll": "chatml", "chat.jnja": "chat.jinja"}.items():
+    for misspelt, near in {"chatmll": "chatml", "chat.jnja": "chat.jinja"}.items():
         with pytest.raises(InputError, match="there is no chat template") as caught:
-            found(given, folder)
+            load_template(misspelt, folder)
         assert caught.value.hint == f"did you mean {near}?"
 
 
-@pytest.mark.parametrize("given", ["tokenizer", "folder", "file"])
-def test_a_tokenizer_brings_a_template_and_its_tokens(folder: Path, given: str) -> None:
+@pytest.mark.parametrize("place", ["tokenizer", "folder", "file"])
+def test_a_tokenizer_brings_a_template_and_its_tokens(folder: Path, place: str) -> None:
     path = folder / "tokenizer_config.json"
     source = "{{ bos_token }}{{ eos_token }}"
     settings = {"bos_token": {"content": "<s>"}, "chat_template": source}
     path.write_text(json.dumps(settings))
-    name = {"tokenizer": "tokenizer", "folder": folder, "file": path}[given]
+    name = {"tokenizer": "tokenizer", "folder": folder, "file": path}[place]
     tokens = {"bos_token": "<s>", "eos_token": "<|endoftext|>"}
-    assert found(name, folder) == (source, tokens)
+    assert load_template(name, folder) == (source, tokens)
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     path.write_text(json.dumps({"chat_template": several}))
-    assert found(name, folder) == ("d", {})
-    if given != "file":
+    assert load_template(name, folder) == ("d", {})
+    if place != "file":
         (folder / "chat_template.jinja").write_text("beside")
-        assert found(name, folder) == ("beside", {})
+        assert load_template(name, folder) == ("beside", {})
 
 
 def test_a_variable_replaces_a_token(folder: Path) -> None:
     (folder / "t.jinja").write_text("{{ bos_token }}")
-    given = {"bos_token": "", "date": "today"}
-    assert found(folder / "t.jinja", folder, variables=given) == ("{{ bos_token }}", given)
+    variables = {"bos_token": "", "date": "today"}
+    assert load_template(folder / "t.jinja", folder, variables=variables) == (
+        "{{ bos_token }}",
+        variables,
+    )
 
 
 def test_names_that_are_no_special_tokens_are_warned_of(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        found("chatml", folder)
+        load_template("chatml", folder)
     assert "<|im_start|>, <|im_end|>, no special token" in caplog.text
 
 
@@ -85,7 +88,7 @@ def test_names_that_are_no_special_tokens_are_warned_of(
 def test_a_wrong_template_is_an_error(folder: Path, content: bytes, message: str) -> None:
     (folder / "t.jinja").write_bytes(content)
     with pytest.raises(InputError, match=message):
-        found(folder / "t.jinja", folder)
+        load_template(folder / "t.jinja", folder)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +106,4 @@ def test_a_tokenizer_without_a_template_is_an_error(
     if config is not None:
         (folder / "tokenizer_config.json").write_text(config)
     with pytest.raises(InputError, match=message):
-        found("tokenizer", folder)
+        load_template("tokenizer", folder)

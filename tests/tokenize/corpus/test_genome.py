@@ -109,8 +109,8 @@ def test_windows_cover_whole_sequences_read_in_any_pieces(
             name = f"s{number}:{first}-{first + len(part)}"
             expected.append((name, spell(part, transcribe)))
             if both:
-                other = "".join(PAIRS[base] for base in reversed(part))
-                expected.append((f"{name}(-)", spell(other, transcribe)))
+                reverse_complement = "".join(PAIRS[base] for base in reversed(part))
+                expected.append((f"{name}(-)", spell(reverse_complement, transcribe)))
     assert result == expected
     assert stats.counts[DROPPED_COUNT] == dropped
     assert count_documents_read(len(result), stats.counts) == len(sequences)
@@ -139,8 +139,8 @@ def test_a_coin_turns_a_share_of_the_documents() -> None:
     assert set(turned) == {"AAAC", "GTTT"}
     assert 500 < turned.count("GTTT") < 700
     assert one_by_one(GenomeConfig(reverse_complement=0.3), 100) == turned[:100]
-    other = one_by_one(GenomeConfig(reverse_complement=0.3, seed=1), 2000)
-    assert other != turned
+    reseeded = one_by_one(GenomeConfig(reverse_complement=0.3, seed=1), 2000)
+    assert reseeded != turned
     assert one_by_one(GenomeConfig(reverse_complement=1.0), 3) == ["GTTT"] * 3
 
 

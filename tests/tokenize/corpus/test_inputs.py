@@ -153,6 +153,6 @@ def test_a_setting_that_no_input_uses_is_an_error(
     (tmp_path / name).touch()
     with pytest.raises(MisuseError, match="and no input is one"):
         find_files([str(tmp_path)], SourceConfig(**option))
-    for other in ("b.txt", "b.jsonl"):
-        (tmp_path / other).touch()
+    for file_name in ("b.txt", "b.jsonl"):
+        (tmp_path / file_name).touch()
     assert len(find_files([str(tmp_path)], SourceConfig(**option))) == 3

@@ -53,11 +53,11 @@ def test_changed_bytes_are_never_read(
 ) -> None:
     """A read of the changed block is an error; other blocks can be read."""
     changed = draw.draw(st.integers(0, len(data) - 1))
-    other = bytearray(data)
-    other[changed] ^= draw.draw(st.integers(1, 255))
+    damaged = bytearray(data)
+    damaged[changed] ^= draw.draw(st.integers(1, 255))
     checksums = checksums_of(data, block_bytes)
     for at, size in [*reads, (0, len(data))]:
-        stream = open_verified(bytes(other), checksums)
+        stream = open_verified(bytes(damaged), checksums)
         stream.seek(at)
         end = min(at + size, len(data))
         blocks = range(at // block_bytes, -(-end // block_bytes)) if at < end else range(0)

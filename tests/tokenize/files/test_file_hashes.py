@@ -49,14 +49,14 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_an_unchanged_file_is_hashed_once(tmp_path: Path, hashed: list[str]) -> None:
-    one, two = tmp_path / "1.txt", tmp_path / "2.txt"
-    one.write_text("one")
-    two.write_text("two")
-    first = marks(one, two)
+    first_file, second_file = tmp_path / "1.txt", tmp_path / "2.txt"
+    first_file.write_text("one")
+    second_file.write_text("two")
+    first = marks(first_file, second_file)
     assert first == [hashlib.sha256(name.encode()).hexdigest()[:32] for name in ("one", "two")]
-    assert marks(one, two) == first
+    assert marks(first_file, second_file) == first
     assert hashed == ["1.txt", "2.txt"]
-    assert marks(one, rehash=True) == first[:1]
+    assert marks(first_file, rehash=True) == first[:1]
     assert hashed == ["1.txt", "2.txt", "1.txt"]
 
 
@@ -69,10 +69,10 @@ def test_every_change_of_a_file_is_noticed(tmp_path: Path, hashed: list[str]) ->
     file.write_text("behind")
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     (second,) = marks(file)
-    other = tmp_path / "other.txt"
-    other.write_text("beside")
-    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
-    other.replace(file)
+    replacement = tmp_path / "other.txt"
+    replacement.write_text("beside")
+    os.utime(replacement, ns=(times.st_atime_ns, times.st_mtime_ns))
+    replacement.replace(file)
     (third,) = marks(file)
     assert len({first, second, third}) == 3
     assert hashed == ["a.txt"] * 3
@@ -241,8 +241,8 @@ def test_objects_without_a_version_are_hashed() -> None:
     names = ["memory://versions/a.txt", "memory://versions/b.txt", "memory://versions/c.txt"]
     for name, data in zip(names, (b"one", b"two", b"one"), strict=True):
         fs.pipe_file(name, data)
-    one, two, again = marks(*names)
-    assert one == again != two
+    first, second, again = marks(*names)
+    assert first == again != second
 
 
 @pytest.mark.parametrize("said", ["ETag", "Last-Modified"])
@@ -251,11 +251,11 @@ def test_equal_versions_of_two_names_do_not_make_equal_files(
 ) -> None:
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: {"size": 3, said: "the same"})
-    monkeypatch.setattr(inputs, "_list_matches", lambda given, *_: [given])
-    http, other, object, copy = marks(
+    monkeypatch.setattr(inputs, "_list_matches", lambda name, *_: [name])
+    http, second_http, object, copy = marks(
         *(f"{scheme}://host/{file}.txt" for scheme in ("http", "s3") for file in "ab")
     )
-    assert http != other
+    assert http != second_http
     assert (object == copy) is (said == "ETag")
 
 
@@ -272,7 +272,7 @@ def test_an_object_overwritten_during_a_build_is_an_error(
     )
     for module in (inputs, file_hashes):
         monkeypatch.setattr(module, "information", lambda name: facts[name.rpartition("/")[2]])
-    monkeypatch.setattr(inputs, "_list_matches", lambda given, *_: [given])
+    monkeypatch.setattr(inputs, "_list_matches", lambda name, *_: [name])
     hashed = hash_files(find_files(["s3://host/a.txt", "https://host/b.txt"], SourceConfig()))
     hashed.check_unchanged(hashed.files)
     facts["a.txt"][key] = 2

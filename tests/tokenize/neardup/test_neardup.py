@@ -51,9 +51,9 @@ def pair_of(similarity: float, ngram: int) -> tuple[list[str], list[str], float]
     """Return two documents of WORDS words whose first words are equal, and their similarity."""
     runs = WORDS - ngram + 1
     shared = round(2 * runs * similarity / (1 + similarity))
-    one = fresh(WORDS)
-    other = one[: shared + ngram - 1] + fresh(WORDS - shared - ngram + 1)
-    return one, other, shared / (2 * runs - shared)
+    document = fresh(WORDS)
+    duplicate = document[: shared + ngram - 1] + fresh(WORDS - shared - ngram + 1)
+    return document, duplicate, shared / (2 * runs - shared)
 
 
 def search(
@@ -79,9 +79,9 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[float,
     documents: list[str] = []
     of: dict[float, list[int]] = {}
     for similarity in similarities:
-        one, other, exact = pair_of(similarity, CURVE.ngram)
+        document, duplicate, exact = pair_of(similarity, CURVE.ngram)
         of.setdefault(exact, []).append(len(documents) + 1)
-        documents += [" ".join(one), " ".join(other)]
+        documents += [" ".join(document), " ".join(duplicate)]
     path = write_jsonl(tmp_path_factory.mktemp("planted") / "corpus.jsonl", documents)
     return path, of
 
@@ -165,16 +165,16 @@ def test_a_build_drops_what_the_list_names(
     copies: list[Path], tmp_path: Path, run_build: Callable[..., Path]
 ) -> None:
     folder, out = copies[0].parent, tmp_path / "drop.parquet"
-    beside = folder / "drop.parquet"
-    counted = [search([folder], list).documents for list in (out, beside, beside)]
+    drop_list = folder / "drop.parquet"
+    counted = [search([folder], list).documents for list in (out, drop_list, drop_list)]
     assert counted == [216, 216, 216]  # its own list and tables are no inputs
     shutil.rmtree(folder / "drop.neardup")
-    beside.unlink()
+    drop_list.unlink()
     whole = [
         (Path(o.file).name, o.position) for o, _, _ in read_dataset(run_build(folder, out="a"))
     ]
-    left = run_build(folder, drop=(str(out),), out="b")
-    kept = [(Path(o.file).name, o.position) for o, _, _ in read_dataset(left)]
+    build = run_build(folder, drop=(str(out),), out="b")
+    kept = [(Path(o.file).name, o.position) for o, _, _ in read_dataset(build)]
     gone = set(dropped(out))
     assert len(gone) > 50
     assert kept == [place for place in whole if place not in gone]
@@ -220,14 +220,14 @@ def test_a_second_search_has_nothing_to_do_unless_something_changed(
     out = tmp_path / "drop.parquet"
     first = search(copies, out)
     half = ("work/claims/.0.tmp", ".neardup.json.tmp", "results/.0.tmp")
-    left = [*(f"drop.neardup/{name}" for name in half), ".drop.parquet.tmp", ".other.tmp"]
+    leftovers = [*(f"drop.neardup/{name}" for name in half), ".drop.parquet.tmp", ".other.tmp"]
     (tmp_path / "drop.neardup/work/claims").mkdir(parents=True)
-    for name in left:
+    for name in leftovers:
         (tmp_path / name).touch()
     with monkeypatch.context() as patched:
         patched.setattr(find, "_finish", None)
         assert search(copies, out) == first
-    assert [name for name in left if (tmp_path / name).exists()] == [".other.tmp"]
+    assert [name for name in leftovers if (tmp_path / name).exists()] == [".other.tmp"]
     assert not (tmp_path / "drop.neardup/work").exists()
     assert search(copies[:2], out).duplicates < first.duplicates
     assert len(list((tmp_path / "drop.neardup" / "results").iterdir())) == 2
@@ -281,9 +281,11 @@ def test_wrong_inputs_are_errors(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with pytest.raises(InputError, match="broken JSON") as caught:
         search([tmp_path / "bad.jsonl"], tmp_path / "drop.parquet")
     assert "bad.jsonl, line 2" in str(caught.value)
-    one, copy = (write_jsonl(tmp_path / name, ["a b", "c d"]) for name in ("1.jsonl", "2.jsonl"))
-    copy.write_bytes(one.read_bytes())
-    assert search([one, copy], tmp_path / "drop.parquet").duplicates == 0
+    original, copy = (
+        write_jsonl(tmp_path / name, ["a b", "c d"]) for name in ("1.jsonl", "2.jsonl")
+    )
+    copy.write_bytes(original.read_bytes())
+    assert search([original, copy], tmp_path / "drop.parquet").duplicates == 0
     assert "2.jsonl is left out: it is a copy of" in caplog.text
 
 
@@ -300,8 +302,8 @@ def test_clusters_are_those_that_pairs_connect(edges: list[tuple[int, int]], blo
     output = np.array([(min(e), max(e)) for e in edges], PAIR)
     result = connect_clusters(lambda: np.array_split(output, blocks))
     groups = {number: {number} for edge in edges for number in edge}
-    for one, other in edges:
-        union = groups[one] | groups[other]
+    for first, second in edges:
+        union = groups[first] | groups[second]
         groups |= dict.fromkeys(union, union)
     assert result.documents.tolist() == sorted(groups)
     assert result.firsts.tolist() == [min(groups[number]) for number in sorted(groups)]
@@ -315,7 +317,9 @@ def test_pairs_are_of_the_first_document_with_a_key(keys: list[int]) -> None:
     of: dict[int, list[int]] = {}
     for key, document in zip(keys, documents, strict=True):
         of.setdefault(key, []).append(document)
-    expected = {(min(same), item) for same in of.values() for item in same if item > min(same)}
+    expected = {
+        (min(members), item) for members in of.values() for item in members if item > min(members)
+    }
     assert result.tolist() == sorted(expected)
 
 
@@ -338,14 +342,14 @@ def test_the_commands(copies: list[Path], tmp_path: Path) -> None:
     assert shown.output.count("stays: ") == 2
     data = json.loads(CliRunner().invoke(main, ["duplicates", out, "--json"]).stdout)
     for cluster in data:
-        first, *others = cluster["members"]
+        first, *duplicates = cluster["members"]
         assert first["kept"]
         assert first["document"] == cluster["cluster"]
-        for other in others:
-            path = next(path for path in copies if str(path) == other["file"])
-            line = path.read_text().splitlines()[other["record"]]
-            assert other["text"] == json.loads(line)["text"]
-            assert other["similarity"] > 0.4
+        for duplicate in duplicates:
+            path = next(path for path in copies if str(path) == duplicate["file"])
+            line = path.read_text().splitlines()[duplicate["record"]]
+            assert duplicate["text"] == json.loads(line)["text"]
+            assert duplicate["similarity"] > 0.4
     assert (
         "no cluster has the number 7777"
         in CliRunner().invoke(main, ["duplicates", out, "--cluster", "7777"]).output
@@ -362,8 +366,8 @@ def test_the_commands(copies: list[Path], tmp_path: Path) -> None:
 
 
 def test_similarity_is_that_of_sets_of_runs() -> None:
-    one, other, exact = pair_of(0.6, 5)
-    assert show.similarity(" ".join(one), " ".join(other), 5) == pytest.approx(exact)
+    document, duplicate, exact = pair_of(0.6, 5)
+    assert show.similarity(" ".join(document), " ".join(duplicate), 5) == pytest.approx(exact)
     assert show.similarity("a b", "A, B!", 5) == 1
     assert show.similarity("a b", "a c", 5) == 0
 
@@ -371,8 +375,8 @@ def test_similarity_is_that_of_sets_of_runs() -> None:
 def test_conversations_are_compared_by_their_contents(tmp_path: Path) -> None:
     words = [" ".join(fresh(30)) for _ in range(4)]
     turns = [
-        [{"role": "user", "content": one}, {"role": "assistant", "content": other}]
-        for one, other in ((words[0], words[1]), (words[2], words[3]), (words[1], words[3]))
+        [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        for question, answer in ((words[0], words[1]), (words[2], words[3]), (words[1], words[3]))
     ]
     other_names = [{"from": "human", "value": words[2]}, {"from": "gpt", "value": words[3]}]
     records: list[dict[str, Any]] = [{"messages": item} for item in (*turns, other_names)]

@@ -48,7 +48,7 @@ def test_files_with_another_schema(tmp_path: Path) -> None:
 def test_another_schema_is_reported_once_per_file(tmp_path: Path) -> None:
     twice = pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text", "text"])
     numbers = pa.table({"text": range(2000)})
-    for name, table, what in (
+    for name, table, message in (
         ("twice", twice, "2 columns of the name `text`"),
         ("numbers", numbers, "holds int64"),
         ("lists", pa.table({"text": [["a"], ["b"]]}), "holds list<"),
@@ -60,7 +60,7 @@ def test_another_schema_is_reported_once_per_file(tmp_path: Path) -> None:
             result, problems = read_file(tmp_path / f"{name}.{ending}", size=500)
             assert not result
             assert [problem.kind for problem in problems] == ["other schema"]
-            assert what in problems[0].message
+            assert message in problems[0].message
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])

@@ -90,19 +90,19 @@ def test_bad_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "what"),
+    ("data", "message"),
     [
         (b"body,n\na,1\n", "no column `text` (it has body, n)"),
         (b"text,text\na,b\n", "2 columns of the name `text`"),
         (b"body;n\na;1\n", "no column `text` (it has body, n)"),
     ],
 )
-def test_other_columns(tmp_path: Path, data: bytes, what: str) -> None:
+def test_other_columns(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(data)
     result, (problem,) = read_file(tmp_path / "a.csv")
     assert not result
     assert problem.kind == "other schema"
-    assert what in problem.message
+    assert message in problem.message
 
 
 def test_limits_and_damage(tmp_path: Path) -> None:

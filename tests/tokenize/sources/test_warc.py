@@ -78,7 +78,7 @@ def test_bad_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tail", "what"),
+    ("tail", "message"),
     [
         (record("conversion", b"cut")[:-6], "the content of a record is cut off"),
         (record("conversion", b"short", length=2), "does not end with two line breaks"),
@@ -88,11 +88,11 @@ def test_bad_records(tmp_path: Path) -> None:
         (b"<html>\r\n\r\n", "a record begins with '<html>'"),
     ],
 )
-def test_a_damaged_file(tmp_path: Path, tail: bytes, what: str) -> None:
+def test_a_damaged_file(tmp_path: Path, tail: bytes, message: str) -> None:
     path = tmp_path / "a.warc"
     path.write_bytes(record("conversion", b"first") + tail)
     result, (problem,) = read_file(path)
     assert [text for _, text, _ in result] == ["first"]
     assert problem.kind == "damaged file"
-    assert what in problem.message
+    assert message in problem.message
     assert problem.position == 1

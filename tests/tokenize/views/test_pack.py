@@ -54,11 +54,11 @@ def test_each_token_once_and_only_long_documents_cut(
         if lengths[document] <= length:
             assert (first, count) == (0, lengths[document])
         at = end + padding
-    most = {"cut": 10**9, "drop": 0, "keep-first": length}[long]
+    max_tokens = {"cut": 10**9, "drop": 0, "keep-first": length}[long]
     expected = {
         (document, k)
         for document, whole in enumerate(lengths)
-        for k in range(whole if whole <= length else min(whole, most))
+        for k in range(whole if whole <= length else min(whole, max_tokens))
     }
     assert tokens == Counter(expected)
     assert at % length == 0 and at == counts["bins"] * length
@@ -124,12 +124,12 @@ def test_long_documents_by_rule(tmp_path: Path, rule: Long) -> None:
     documents = write_corpus(tmp_path / "base")
     output = packed(tmp_path / "base", tmp_path / "packed", long=rule)
     over = sum(len(document) > L for document in documents)
-    most = 0 if rule == "drop" else L
-    expected = [document[:L] for document in documents if len(document) <= L or most]
+    max_tokens = 0 if rule == "drop" else L
+    expected = [document[:L] for document in documents if len(document) <= L or max_tokens]
     result = {number: ids for number, _, ids in pieces_of(tmp_path / "packed")}
     assert [result[number] for number in sorted(result)] == [item.tolist() for item in expected]
     counts = output.generations[0].provenance["counts"]
-    gone = sum(len(document) - most for document in documents if len(document) > L)
+    gone = sum(len(document) - max_tokens for document in documents if len(document) > L)
     name = "documents longer than a bin"
     assert counts == (
         {name: over} if rule == "drop" else {"tokens after the first bin of a document": gone}
@@ -150,9 +150,9 @@ def test_a_view_with_weights_is_packed(tmp_path: Path) -> None:
     )
     output = packed(tmp_path / "v", tmp_path / "packed")
     assert output.weights == (1.0, 0.5, 0.0)
-    wanted = {n for n, each in enumerate(documents) if len(each) > 10 and n >= 3}
+    numbers = {n for n, document in enumerate(documents) if len(document) > 10 and n >= 3}
     result = pieces_of(tmp_path / "packed")
-    assert {number for number, _, _ in result} == wanted
+    assert {number for number, _, _ in result} == numbers
     for number, first, ids in result:
         assert documents[number][first : first + len(ids)].tolist() == ids
     dataset = Dataset(str(tmp_path / "packed"))
