@@ -58,7 +58,7 @@ def prose() -> Iterator[str]:
 
 
 def built(folder: Path, name: str, texts: Iterator[str], max_characters: int) -> str:
-    """Build a dataset of about `most` characters; return its URL."""
+    """Build a dataset of about `max_characters` characters; return its URL."""
     size, corpus = 0, folder / f"{name}.jsonl"
     with corpus.open("w") as out:
         while size < max_characters and (text := next(texts, None)) is not None:

@@ -123,12 +123,12 @@ KINDS = {"manifest": "manifest.json", "table": "/tables/", "shard": "/shards/"}
 
 def damage(faulty: FaultyStore, kind: str, fault: str, answers: int = 1 << 30) -> None:
     """Damage the first answers of the store for one kind of file."""
-    left = iter([fault] * answers) if answers < 1 << 30 else None
+    faults = iter([fault] * answers) if answers < 1 << 30 else None
 
     def choose(request: Relay) -> str | None:
         if request.command != "GET" or KINDS[kind] not in request.path:
             return None
-        return fault if left is None else next(left, None)
+        return fault if faults is None else next(faults, None)
 
     faulty.choose = choose
 
@@ -163,12 +163,14 @@ def test_equal_wrong_answers_accuse_the_file_and_different_ones_the_way(
         return caught.value
 
     damage(faulty, kind, "flipped")
-    same = error()
-    assert "the same wrong bytes 4 times" in same.message and "from a copy" in str(same.hint)
+    repeated = error()
+    assert "the same wrong bytes 4 times" in repeated.message and "from a copy" in str(
+        repeated.hint
+    )
     damage(faulty, kind, "garbled")
     different = error()
     assert "different bytes each time" in different.message and "network" in str(different.hint)
-    assert all("s3://rows/web/" in item.message for item in (same, different))
+    assert all("s3://rows/web/" in item.message for item in (repeated, different))
 
 
 def test_a_store_that_fails_is_not_a_missing_dataset(faulty: FaultyStore) -> None:

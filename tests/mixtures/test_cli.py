@@ -117,8 +117,8 @@ def test_audit_prints_one_json_object_per_row(mixture, tmp_path):
     plan = tmp_path / "plan.json"
     run("plan", mixture, "--out", plan)
     assert run("audit", plan, "--rows", "126:130", "--json").stdout.splitlines() == rows
-    one = run("audit", mixture, "--rows", "7").stdout
-    assert one.startswith("row 7 (step 0, phase stable): source ")
+    printed = run("audit", mixture, "--rows", "7").stdout
+    assert printed.startswith("row 7 (step 0, phase stable): source ")
 
 
 def test_audit_of_a_run_proves_steps_by_the_ledger(mixture, tmp_path):
@@ -239,8 +239,12 @@ def test_audit_shows_which_tokens_of_each_document_a_row_holds(mixture):
         assert line in text
         words = ("--documents", f"number:{d['document']}", "--source", row["source"], "--json")
         _, answer = run("find", mixture, *words).stdout.splitlines()
-        (same,) = [entry for entry in json.loads(answer)["exposures"] if entry["row"] == 7]
-        assert (same["first"], same["tokens"], same["at"]) == (d["first"], d["tokens"], d["at"])
+        (exposure,) = [entry for entry in json.loads(answer)["exposures"] if entry["row"] == 7]
+        assert (exposure["first"], exposure["tokens"], exposure["at"]) == (
+            d["first"],
+            d["tokens"],
+            d["at"],
+        )
 
 
 def test_a_mistyped_dataset_is_named(mixture, tmp_path):

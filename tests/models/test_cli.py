@@ -120,8 +120,8 @@ def test_a_folder_of_transformers_and_our_own_are_shown(tmp_path: Path) -> None:
     config = load_model_config(file)
     model = Model(config)
     write_model(config, dict(model.named_parameters()), folder, format="huggingface")
-    other = document("show", str(folder), "width=32")
-    assert other["parameters"] == shown["parameters"]
+    from_folder = document("show", str(folder), "width=32")
+    assert from_folder["parameters"] == shown["parameters"]
     empty = run("show", str(tmp_path / "llama" / ".."), "widht=3")
     assert empty.exit_code == 2 and "width" in empty.stderr
     (tmp_path / "empty").mkdir()

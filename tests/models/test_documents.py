@@ -102,11 +102,11 @@ def test_layouts_do_not_wait_for_a_device(case: tuple[Documents, list[int], int,
     assert there.positions.is_meta and there.positions.shape == documents.positions.shape
     part = Documents(documents.positions[:, length // 2 :], documents).to(torch.device("meta"))
     assert part.full_rows is not None
-    for one, same in ((there, documents), (part.full_rows, documents)):
-        there_sizes = [source.shape for source in one.buckets().sources]
-        assert there_sizes == [source.shape for source in same.buckets().sources]
-        assert one.buckets().place.is_meta
-        assert one.aligned(3).source.shape == same.aligned(3).source.shape
+    for on_meta, on_cpu in ((there, documents), (part.full_rows, documents)):
+        there_sizes = [source.shape for source in on_meta.buckets().sources]
+        assert there_sizes == [source.shape for source in on_cpu.buckets().sources]
+        assert on_meta.buckets().place.is_meta
+        assert on_meta.aligned(3).source.shape == on_cpu.aligned(3).source.shape
 
 
 def test_a_row_may_continue_a_document() -> None:

@@ -98,8 +98,8 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
         assert ours + 4 * padded * heads * layers == theirs
     elif name.startswith("mamba1"):
         # torch counts the read-out as a product, and not the rest of the recurrence.
-        own = operator.flops(LENGTH)["scan"]
-        assert ours - 5 / 7 * own * layers == theirs
+        scan_flops = operator.flops(LENGTH)["scan"]
+        assert ours - 5 / 7 * scan_flops * layers == theirs
     elif name in ("gdn", "kda"):  # torch does not count triangular systems
         options = operator.options
         system = min(options.chunk, LENGTH) * (options.key_head_dim + options.value_head_dim)
@@ -119,9 +119,9 @@ def test_operators_agree_with_torch(tiny_operator: Model) -> None:
         assert ours - 6 * 2 * 16 * 2 * layers + filters == theirs
     elif name in ("li-fft", "mr-fft", "li-heads"):
         featurizer, heads = 2 * 48 * 3, {"li-heads": 2 * 16 * 4}.get(name, 0)
-        own = sum(operator.flops(LENGTH).values()) - featurizer - heads
+        mixing_flops = sum(operator.flops(LENGTH).values()) - featurizer - heads
         filters = 2 * 2 * {"li-fft": 16 * 4, "li-heads": 4 * 2}.get(name, 0) * LENGTH
-        assert ours - own * layers + filters == theirs
+        assert ours - mixing_flops * layers + filters == theirs
     else:
         weights = {
             "freeform": 33 * 16 + 16 * 16 * 3,
@@ -276,7 +276,12 @@ def test_state_bytes_are_those_of_generation(tiny: Model) -> None:
     states = tiny.float().new_states(50)
     with torch.no_grad():
         tiny(torch.zeros(1, 3, dtype=torch.int64), states=states)
-    real = sum(t.nbytes for own in states for state in own for t in state.tensors.values())
+    real = sum(
+        t.nbytes
+        for layer_states in states
+        for state in layer_states
+        for t in state.tensors.values()
+    )
     assert generation_bytes(tiny.config, 50, precision=PRECISIONS["fp32"]) == real
 
 

@@ -42,10 +42,12 @@ def packed_and_alone(model: Model) -> tuple[Tensor, Tensor, list[Tensor], list[T
 def test_documents_do_not_see_each_other(tiny: Model) -> None:
     packed, alone, packed_gradients, alone_gradients = packed_and_alone(tiny)
     assert (packed - alone).abs().max() < BOUND
-    for (name, _), one, other in zip(
+    for (name, _), packed_gradient, alone_gradient in zip(
         tiny.named_parameters(), packed_gradients, alone_gradients, strict=True
     ):
-        assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max())), name
+        assert (packed_gradient - alone_gradient).abs().max() < BOUND * max(
+            1.0, float(alone_gradient.abs().max())
+        ), name
 
 
 @settings(max_examples=4)
@@ -63,8 +65,10 @@ def test_wherever_documents_begin(tiny: Model, data: st.DataObject) -> None:
     assert (packed - alone).abs().max() < BOUND
     parameters = list(tiny.parameters())
     gradients = (torch.autograd.grad((y * probe).sum(), parameters) for y in (packed, alone))
-    for one, other in zip(*gradients, strict=True):
-        assert (one - other).abs().max() < BOUND * max(1.0, float(other.abs().max()))
+    for packed_gradient, alone_gradient in zip(*gradients, strict=True):
+        assert (packed_gradient - alone_gradient).abs().max() < BOUND * max(
+            1.0, float(alone_gradient.abs().max())
+        )
 
 
 def test_the_compiled_form_is_isolated_too(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +90,8 @@ def test_without_isolation_documents_see_each_other(tiny: Model) -> None:
 def test_a_missing_boundary_is_seen(tiny: Model) -> None:
     tokens, documents, _ = batch()
     cuts = torch.tensor([cut for cut in CUTS if cut != 40], dtype=torch.int32)
-    other = Documents.build(cuts, (ROWS, LENGTH))
-    difference = (tiny(tokens, documents) - tiny(tokens, other)).abs()
+    merged = Documents.build(cuts, (ROWS, LENGTH))
+    difference = (tiny(tokens, documents) - tiny(tokens, merged)).abs()
     assert difference[0, :40].max() < BOUND
     assert difference[0, 40:].max() > 1e-6
     assert difference[1:].max() < BOUND

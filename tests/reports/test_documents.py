@@ -66,9 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(folder: Path, name: str, *words: str, code: int = 0) -> Path:
     command = [sys.executable, "-m", "headrace.trainer.cli", "run", "--model"]
     files = [str(folder / "model.yaml"), "--mixture", str(folder / "mixture.yaml")]
-    same = ["engine.kind=fsdp2", "optimizer.lr=3e-2", "checkpoints.every=8", "threads=1"]
+    overrides = ["engine.kind=fsdp2", "optimizer.lr=3e-2", "checkpoints.every=8", "threads=1"]
     quiet = ["watch.tensorboard=false", "micro_batch_tokens=128"]
-    done = forked.run([*command, *files, "--out", str(folder / name), *same, *quiet, *words])
+    done = forked.run([*command, *files, "--out", str(folder / name), *overrides, *quiet, *words])
     assert done.returncode == code, done.stderr
     return folder / name
 
@@ -154,5 +154,7 @@ def test_a_killed_run_on_other_ranks_records_the_same(run: Path, folder: Path) -
     )
     for ours, theirs in pairs:
         assert ours.step == theirs.step and ours.loss == pytest.approx(theirs.loss, rel=1e-4)
-        for piece, other in zip(ours.pieces, theirs.pieces, strict=True):
-            assert piece[:2] == other[:2] and piece[2:] == pytest.approx(other[2:], rel=1e-4)
+        for piece, their_piece in zip(ours.pieces, theirs.pieces, strict=True):
+            assert piece[:2] == their_piece[:2] and piece[2:] == pytest.approx(
+                their_piece[2:], rel=1e-4
+            )

@@ -233,11 +233,11 @@ def test_a_folder_with_other_files_is_refused(remote: str, tmp_path: Path) -> No
 def test_only_its_own_files_are_evicted(remote: str, tmp_path: Path, small_chunks: int) -> None:
     cache = Cache(tmp_path / "cache", max_bytes=2 * small_chunks)
     digests(Loader(plan_over(remote, 9000), micro_batch=4, cache=cache))
-    other = cache.folder.root / "notes" / "1"
-    other.parent.mkdir()
-    other.write_bytes(b"x" * 100_000)
+    foreign_file = cache.folder.root / "notes" / "1"
+    foreign_file.parent.mkdir()
+    foreign_file.write_bytes(b"x" * 100_000)
     digests(Loader(plan_over(remote), micro_batch=4, cache=cache))
-    assert other.exists()
+    assert foreign_file.exists()
 
 
 FETCH_ALL = """

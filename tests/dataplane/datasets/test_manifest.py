@@ -36,9 +36,9 @@ def test_earlier_generations_keep_their_hash(tmp_path: Path) -> None:
 
 def test_a_mirror_is_the_same_dataset(tmp_path: Path) -> None:
     documents = random_documents(1, 30)
-    one = write_dataset(str(tmp_path / "one"), documents)
-    other = write_dataset(str(tmp_path / "other"), documents)
-    assert one.hash == other.hash
+    original = write_dataset(str(tmp_path / "one"), documents)
+    mirror = write_dataset(str(tmp_path / "other"), documents)
+    assert original.hash == mirror.hash
 
 
 def test_no_dataset(tmp_path: Path) -> None:

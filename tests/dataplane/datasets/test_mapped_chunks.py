@@ -35,9 +35,10 @@ def test_an_evicted_chunk_keeps_its_bytes_and_is_unmapped(
     whole = storage.read(storage.join(remote, shard.name))
     file.backing.refresh()
     view = file.read(0, shard.size)
-    other = Cache(tmp_path / "cache", max_bytes=small_chunks)  # as another process: it evicts
-    other.chunks(remote, shard, 0, 1)
-    assert held(other) <= small_chunks
+    # As another process: it evicts.
+    second_cache = Cache(tmp_path / "cache", max_bytes=small_chunks)
+    second_cache.chunks(remote, shard, 0, 1)
+    assert held(second_cache) <= small_chunks
     assert bytes(view) == whole
     assert deleted_maps(cache) > 0
     file.backing.refresh()

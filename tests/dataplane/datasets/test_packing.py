@@ -76,7 +76,7 @@ def test_packed_and_concatenated_side_by_side(tmp_path: Path) -> None:
                         first = piece["view"]["first"] + piece["first"]
                         spans = range(first, first + piece["tokens"])
                         served.update((piece["view"]["document"], k) for k in spans)
-    whole = {(n, k): 2 for n, each in enumerate(documents) for k in range(len(each))}
+    whole = {(n, k): 2 for n, document in enumerate(documents) for k in range(len(document))}
     assert served == whole
 
 
@@ -139,8 +139,8 @@ def test_padding_has_no_influence_on_a_step(tmp_path: Path) -> None:
         total = Objective(model)(tokens, targets, weights, inside).total
         return (total.detach(), *torch.autograd.grad(total, list(model.parameters())))
 
-    same = [torch.equal(a, b) for a, b in zip(step(END, 0), step(77, 0), strict=True)]
-    assert all(same)
+    equalities = [torch.equal(a, b) for a, b in zip(step(END, 0), step(77, 0), strict=True)]
+    assert all(equalities)
     assert not torch.allclose(step(END, 1.0)[0], step(77, 1.0)[0]), "weights of padding would show"
 
 
@@ -211,10 +211,10 @@ def test_rows_of_several_bins_and_rows_that_cut_them(tmp_path: Path) -> None:
 def test_changes_of_length_cut_no_bin_and_lose_none(tmp_path: Path) -> None:
     write_corpus(tmp_path / "base", 400)
     bins = packed(tmp_path / "base", tmp_path / "packed").tokens // L
-    phases, left = {}, bins
+    phases, remaining = {}, bins
     for number, (several, rows) in enumerate([(1, 31), (2, 9), (1, 13), (4, 7), (2, 5), (1, bins)]):
-        rows = min(rows, left)
-        left -= several * rows
+        rows = min(rows, remaining)
+        remaining -= several * rows
         size = {"tokens": several * rows * L, "seq_len": several * L, "batch": several * L}
         phases[f"phase{number}"] = {**size, "weights": {"packed": 1}}
     sources = {"packed": {"data": str(tmp_path / "packed")}}

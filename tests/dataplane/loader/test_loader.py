@@ -49,13 +49,13 @@ def test_the_order_does_not_depend_on_world_size_batches_workers_or_restarts(
 
 
 def test_another_seed_gives_another_order(two_phases: Plan) -> None:
-    other = replace(
+    reseeded = replace(
         two_phases,
         sources=tuple(
             replace(source, order=replace(source.order, seed=8)) for source in two_phases.sources
         ),
     )
-    assert steps_of(other, micro_batch=4) != steps_of(two_phases, micro_batch=4)
+    assert steps_of(reseeded, micro_batch=4) != steps_of(two_phases, micro_batch=4)
 
 
 def test_batches_match_the_documents(changing: Plan) -> None:
@@ -123,7 +123,9 @@ def test_without_isolation_only_joints_of_spans_are_masked(changing: Plan) -> No
 def test_loss_weights_come_from_the_weight_table(tmp_path: Path) -> None:
     documents = random_documents(3, 80)
     mixed = [number % 20 < 5 for number in range(80)]  # rows between have one code, 0
-    codes = [np.arange(len(each)) % 3 * some for each, some in zip(documents, mixed, strict=True)]
+    codes = [
+        np.arange(len(document)) % 3 * some for document, some in zip(documents, mixed, strict=True)
+    ]
     table = (0.7, 0.5, 0.1)
     url = str(tmp_path / "dna")
     write_dataset(url, documents, codes=codes, weight_table=table)

@@ -89,8 +89,8 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
         eventually(lambda: set(ahead.needs) <= held(cache))
         before = cache.requests
         taken = []
-        for found in ahead:
-            taken.append(reader.read(found).digests)
+        for fetched in ahead:
+            taken.append(reader.read(fetched).digests)
             ahead.finish_block()
         assert cache.requests == before, "the reader had to fetch"
         assert not ahead.needs and not ahead.unfinished_rows
@@ -157,18 +157,18 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
 
 
 def test_adjacent_chunks_are_fetched_together() -> None:
-    shard, other = (
+    shard, second_shard = (
         Shard(name=name, size=0, documents=0, tokens=0, hash=name, chunks=b"") for name in "ab"
     )
     queue = FetchQueue()
     numbers = [40, 3, 5, 4, 41, *range(100, 150), 6]
     queue.add(("url", shard, number) for number in numbers)
-    queue.add([("url", other, 7)])
+    queue.add([("url", second_shard, 7)])
     taken = []
     while (run := queue.take()) is not None:
         taken.append(run[1:])
     assert taken[:3] == [(shard, 40, 42), (shard, 3, 7), (shard, 100, 116)]
-    assert taken[-1] == (other, 7, 8)
+    assert taken[-1] == (second_shard, 7, 8)
     assert all(last - first <= chunks.MAX_RUN_CHUNKS for _, first, last in taken)
     fetched = [n for owner, first, last in taken if owner is shard for n in range(first, last)]
     assert sorted(fetched) == sorted(numbers)

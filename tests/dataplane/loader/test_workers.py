@@ -38,9 +38,14 @@ def test_batches_do_not_depend_on_workers_whether_kept_or_dropped(
     expected = [batch for step in Loader(two_phases, micro_batch=4) for batch in step]
     options: dict[str, Any] = {"micro_batch": 4, "workers": number, "group_bytes": room}
     dropped = (batch for step in Loader(two_phases, **options) for batch in step)
-    assert all(equal(one, other) for one, other in zip(dropped, expected, strict=True))
+    assert all(
+        equal(batch, expected_batch)
+        for batch, expected_batch in zip(dropped, expected, strict=True)
+    )
     kept = [batch for step in Loader(two_phases, **options) for batch in step]
-    assert all(equal(one, other) for one, other in zip(kept, expected, strict=True))
+    assert all(
+        equal(batch, expected_batch) for batch, expected_batch in zip(kept, expected, strict=True)
+    )
 
 
 @pytest.mark.parametrize("number", [0, 1])

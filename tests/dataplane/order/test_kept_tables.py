@@ -61,9 +61,9 @@ def test_tables_are_computed_once_and_mapped(cache: Path) -> None:
 def test_another_plan_has_other_tables() -> None:
     """Negative control: the name decides which tables are mapped."""
     load_tables("plan", Computed(), Tables)
-    other = Computed()
-    load_tables("other", other, Tables)
-    assert other.times == 1
+    recomputed = Computed()
+    load_tables("other", recomputed, Tables)
+    assert recomputed.times == 1
 
 
 @pytest.mark.parametrize("place", [0, 20, 32, 60, 4200, -1])

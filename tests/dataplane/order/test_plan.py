@@ -23,8 +23,8 @@ def test_round_trip(two_phases: Plan, tmp_path: Path) -> None:
 def test_relative_datasets_are_resolved_here_or_where_the_plan_was_made(
     two_phases: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, *others = two_phases.sources
-    relative = replace(two_phases, sources=(replace(first, url="data/web"), *others))
+    first, *later_sources = two_phases.sources
+    relative = replace(two_phases, sources=(replace(first, url="data/web"), *later_sources))
     home, moved, elsewhere = (tmp_path / name for name in ("home", "moved", "elsewhere"))
     for folder in (home / "data/web", moved / "data/web", elsewhere):
         folder.mkdir(parents=True)
@@ -83,12 +83,12 @@ def test_a_plan_of_another_version_is_refused(two_phases: Plan, tmp_path: Path) 
 def test_the_plan_decides_how_its_rows_are_assigned(two_phases: Plan) -> None:
     """By tables; by lines if a share changes or needs a longer table, if the plan continues a run,
     or if a source is to give just what it has left."""
-    phase, *others = two_phases.phases
+    phase, *later_phases = two_phases.phases
     (stretch,) = phase.stretches
     size = sum(stretch.weights)
 
     def plan_with(**changes: object) -> Plan:
-        return replace(two_phases, phases=(replace(phase, **changes), *others))
+        return replace(two_phases, phases=(replace(phase, **changes), *later_phases))
 
     longest = tuple(MAX_TABLE_ROWS // size * weight for weight in stretch.weights)
     longest = (longest[0] + MAX_TABLE_ROWS - sum(longest), *longest[1:])
@@ -106,10 +106,10 @@ def test_the_plan_decides_how_its_rows_are_assigned(two_phases: Plan) -> None:
 
 
 def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:
-    first, *others = two_phases.sources
-    same = [
-        replace(two_phases, sources=(replace(first, url="s3://mirror"), *others)),
-        replace(two_phases, sources=(replace(first, max_epochs=9), *others)),
+    first, *later_sources = two_phases.sources
+    equal_plans = [
+        replace(two_phases, sources=(replace(first, url="s3://mirror"), *later_sources)),
+        replace(two_phases, sources=(replace(first, max_epochs=9), *later_sources)),
         replace(
             two_phases,
             phases=tuple(
@@ -123,10 +123,12 @@ def test_the_hash_names_the_order_alone(two_phases: Plan) -> None:
     assert replace(child, parent=moved).hash == child.hash
     again = Plan.from_json(json.loads(json.dumps(replace(child, parent=moved).to_json())))
     assert again.parent == moved
-    assert {plan.hash for plan in same} == {two_phases.hash}
+    assert {plan.hash for plan in equal_plans} == {two_phases.hash}
     different = [
-        replace(two_phases, sources=(replace(first, dataset="0" * 64), *others)),
-        replace(two_phases, sources=(replace(first, order=replace(first.order, seed=8)), *others)),
+        replace(two_phases, sources=(replace(first, dataset="0" * 64), *later_sources)),
+        replace(
+            two_phases, sources=(replace(first, order=replace(first.order, seed=8)), *later_sources)
+        ),
         replace(two_phases, isolate_documents=False),
         replace(two_phases, parent=Parent(hash="x", row=0)),
         replace(two_phases, phases=two_phases.phases[:1]),

@@ -19,12 +19,12 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, most: int = 5) -> Case:
-    """Draw an order of up to `most` windows, and the length of its rows."""
+def cases(draw: st.DrawFn, max_windows: int = 5) -> Case:
+    """Draw an order of up to `max_windows` windows, and the length of its rows."""
     length = draw(st.sampled_from([1, 2, 3, 8]))
     chunk = length * 4 * draw(st.integers(1, 5))
     window = draw(st.integers(1, 5))
-    tokens = draw(st.integers(length + 1, chunk * window * most))
+    tokens = draw(st.integers(length + 1, chunk * window * max_windows))
     seed, direction = draw(st.integers(0, 99)), draw(st.sampled_from([0, 0, 1, -1]))
     order = SourceOrder(
         seed=seed, name="web", tokens=tokens, chunk=chunk, window=window, direction=direction
@@ -153,10 +153,10 @@ class Changed:
 
 
 @st.composite
-def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
-    """Draw an order of up to `most` windows, which may continue another, and up to four changes of
-    the length; `last` is the length after them."""
-    order = draw(cases(most)).order
+def changed(draw: st.DrawFn, max_windows: int = 5, last: int | None = None) -> Changed:
+    """Draw an order of up to `max_windows` windows, which may continue another, and up to four
+    changes of the length; `last` is the length after them."""
+    order = draw(cases(max_windows)).order
     lengths = [item for item in range(1, order.chunk + 1) if order.chunk % item == 0]
     length = draw(st.sampled_from(lengths))
     if draw(st.booleans()) and order.end_row(0, length):
@@ -167,13 +167,13 @@ def changed(draw: st.DrawFn, most: int = 5, last: int | None = None) -> Changed:
     taken: list[int] = []
     changes = draw(st.integers(0, 4))
     for change in range(changes if last is None else changes + 1):
-        left = order.end_row(position.epoch, length, position.cuts) - position.row
-        rows = draw(st.integers(0, max(left - 1, 0)))
+        remaining = order.end_row(position.epoch, length, position.cuts) - position.row
+        rows = draw(st.integers(0, max(remaining - 1, 0)))
         taken += served(order, position, length, rows)
         position = order.advance(position, length, rows)
-        other = last if last and change == changes else draw(st.sampled_from(lengths))
-        position = order.change_length(position, length, other)
-        length = other
+        new_length = last if last and change == changes else draw(st.sampled_from(lengths))
+        position = order.change_length(position, length, new_length)
+        length = new_length
     return Changed(order, position, length, taken)
 
 

@@ -40,10 +40,10 @@ def test_find_returns_a_step_and_its_predecessor(
     assert ledger.read_last(file) == (entries[-1] if entries else None)
     for step in range(52):
         before = [entry for entry in entries if entry.step < step]
-        same = [entry for entry in entries if entry.step == step]
+        at_step = [entry for entry in entries if entry.step == step]
         assert ledger.find_entries(file, step) == (
             before[-1] if before else None,
-            same[0] if same else None,
+            at_step[0] if at_step else None,
         )
 
 

@@ -115,13 +115,13 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     return result, reference
 
 
-def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
-    result = made.encode(texts)
+def check_equal_ids(tokenizer: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
+    result = tokenizer.encode(texts)
     expected = reference.encode_batch_fast(texts, add_special_tokens=False)
     assert len(result.starts) == len(texts) + 1
-    for number, one in enumerate(expected):
+    for number, encoding in enumerate(expected):
         ids = result.tokens[result.starts[number] : result.starts[number + 1]].tolist()
-        assert ids == [*one.ids, made.info.end_of_document], repr(texts[number])
+        assert ids == [*encoding.ids, tokenizer.info.end_of_document], repr(texts[number])
 
 
 @settings(deadline=None, max_examples=400)
@@ -132,13 +132,13 @@ def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
 def test_ids_are_those_of_the_library(
     style: tuple[BpeTokenizer, Tokenizer], texts: list[str]
 ) -> None:
-    same(*style, texts)
+    check_equal_ids(*style, texts)
 
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.binary(max_size=200))
 def test_random_bytes(style: tuple[BpeTokenizer, Tokenizer], data: bytes) -> None:
-    same(*style, [data.decode("latin-1"), data.decode(errors="replace")])
+    check_equal_ids(*style, [data.decode("latin-1"), data.decode(errors="replace")])
 
 
 def with_added(tokenizer: Tokenizer) -> Tokenizer:
@@ -209,7 +209,7 @@ def test_unusual_tokenizers_give_equal_ids(
     odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]
 ) -> None:
     """Equal on the fast or the slow path."""
-    same(*odd, texts)
+    check_equal_ids(*odd, texts)
 
 
 def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
@@ -230,7 +230,7 @@ def test_every_character_between_words_and_spaces(
     texts = []
     for part in batched(characters(step), 4096):
         texts += ["".join(f"a {c}b  {c} 1{c}'{c}" for c in part), "".join(part)]
-    same(*style, texts)
+    check_equal_ids(*style, texts)
 
 
 UNITS = {
@@ -251,7 +251,7 @@ def test_large_documents(
     """More text than one call encodes."""
     monkeypatch.setattr(fast_bpe.FastBpe, "batch_characters", 1 << 17)
     text = UNITS[kind] * (fast_bpe.FastBpe.batch_characters // len(UNITS[kind]) + 1)
-    same(*style, ["before", text + "x", "after"])
+    check_equal_ids(*style, ["before", text + "x", "after"])
 
 
 @pytest.mark.long
@@ -259,7 +259,7 @@ def test_large_documents(
 def test_documents_of_10_megabytes(style: tuple[BpeTokenizer, Tokenizer], kind: str) -> None:
     # The library itself gives up on 10 MB of nothing but spaces: its regex runs out of retries.
     size = 10_000_000 if kind != "spaces" else 3_000_000
-    same(*style, [UNITS[kind] * (size // len(UNITS[kind].encode()))])
+    check_equal_ids(*style, [UNITS[kind] * (size // len(UNITS[kind].encode()))])
 
 
 def test_decode_inverts_encode(style: tuple[BpeTokenizer, Tokenizer]) -> None:
@@ -291,11 +291,11 @@ def test_added_tokens_in_a_text_keep_the_fast_path(
     rng = random.Random(0)
     pieces = [*names, END, "thin", "<", " ", "x", "e\u0301", "\u0338", "1", "a b"]
     texts = ["".join(rng.choices(pieces, k=rng.randrange(12))) for _ in range(500)]
-    same(result, tokenizer, texts)
+    check_equal_ids(result, tokenizer, texts)
     plain, reference = brought(tokenizer), Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
     monkeypatch.setattr(plain, "_encode_slowly", None)
-    same(plain, reference, texts)
+    check_equal_ids(plain, reference, texts)
 
 
 def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
@@ -305,9 +305,9 @@ def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
     assert END not in tokenizer.normalizer.normalize_str(texts[0])
     parsed = brought(tokenizer, parse_special=True)
     assert parsed.slow_reason is None
-    same(parsed, tokenizer, texts)
+    check_equal_ids(parsed, tokenizer, texts)
     tokenizer.encode_special_tokens = True
-    same(brought(tokenizer), tokenizer, texts)
+    check_equal_ids(brought(tokenizer), tokenizer, texts)
 
 
 def test_an_unreachable_token_is_inexact() -> None:
@@ -343,7 +343,7 @@ def test_ids_in_another_order_than_the_merges() -> None:
     tokenizer = Tokenizer.from_str(json.dumps(data))
     result = brought(tokenizer)
     assert result.slow_reason is None
-    same(result, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
+    check_equal_ids(result, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
 
 
 def test_with_another_pattern_ids_would_differ() -> None:
@@ -352,7 +352,7 @@ def test_with_another_pattern_ids_would_differ() -> None:
     data = json.loads(tokenizer.to_str())
     data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2
     with pytest.raises(AssertionError):
-        same(brought(Tokenizer.from_str(json.dumps(data))), tokenizer, ["x = 12345"])
+        check_equal_ids(brought(Tokenizer.from_str(json.dumps(data))), tokenizer, ["x = 12345"])
 
 
 @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
     result = brought(tokenizer)
     assert result.slow_reason is not None
-    same(result, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
+    check_equal_ids(result, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
 def test_few_texts_do_not_start_the_fast_path() -> None:
@@ -384,7 +384,7 @@ def test_few_texts_do_not_start_the_fast_path() -> None:
     result = brought(tokenizer, fast_from=100)
     started = []
     for text in ["Hello  there", "", "x" * 60, "中文 " * 20, "def f(x):\n    return 12345", "end"]:
-        same(result, tokenizer, [text, text])
+        check_equal_ids(result, tokenizer, [text, text])
         started.append("_tokenizer" in vars(result._fast))
     assert started == [False, False, True, True, True, True]
 

@@ -149,13 +149,13 @@ def open_library(data: dict[str, Any]) -> Tokenizer:
     return tokenizer
 
 
-def same(made: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
-    result = made.encode(texts)
+def check_equal_ids(tokenizer: BpeTokenizer, reference: Tokenizer, texts: list[str]) -> None:
+    result = tokenizer.encode(texts)
     expected = reference.encode_batch_fast(texts, add_special_tokens=False)
     assert len(result.starts) == len(texts) + 1
     for number, encoding in enumerate(expected):
         ids = result.tokens[result.starts[number] : result.starts[number + 1]].tolist()
-        assert ids == [*encoding.ids, made.info.end_of_document], repr(texts[number])
+        assert ids == [*encoding.ids, tokenizer.info.end_of_document], repr(texts[number])
 
 
 @pytest.fixture(scope="module", params=list(STYLES))
@@ -173,20 +173,22 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
 def test_ids_are_those_of_the_library(
     style: tuple[BpeTokenizer, Tokenizer], texts: list[str]
 ) -> None:
-    same(*style, texts)
+    check_equal_ids(*style, texts)
 
 
 def test_large_documents(style: tuple[BpeTokenizer, Tokenizer]) -> None:
     text = "the quick  brown fox\n\n\tjumps — 中文 🙂 <td> " * 3000
-    same(*style, ["before", text, "after", text[1:]])
+    check_equal_ids(*style, ["before", text, "after", text[1:]])
 
 
 def test_special_tokens_in_a_text() -> None:
     data = llama2()
     texts = [f"a{END}b {END} c", f"{END}", f"<s>{END}{END} x"]
-    same(brought(data, parse_special=True), Tokenizer.from_str(json.dumps(data)), texts)
+    check_equal_ids(brought(data, parse_special=True), Tokenizer.from_str(json.dumps(data)), texts)
     first = metaspace("first", False, with_bytes(train()))
-    same(brought(first, parse_special=True), Tokenizer.from_str(json.dumps(first)), texts)
+    check_equal_ids(
+        brought(first, parse_special=True), Tokenizer.from_str(json.dumps(first)), texts
+    )
 
 
 def test_cuts_are_needed_where_no_merge_joins_and_nowhere_else() -> None:
@@ -194,13 +196,13 @@ def test_cuts_are_needed_where_no_merge_joins_and_nowhere_else() -> None:
     data = STYLES["crossing"]()
     reference, result = open_library(data), brought(data)
     text = " ".join(corpus())
-    same(result, reference, [text])
+    check_equal_ids(result, reference, [text])
     fast = result._fast
     assert isinstance(fast, word_cache.WordCache)
     assert 0 < np.count_nonzero(fast._cuts[:, ord(" ")]) < 256
     fast._cuts[:, ord(" ")] = True
     with pytest.raises(AssertionError):
-        same(result, reference, [text])
+        check_equal_ids(result, reference, [text])
 
 
 def test_few_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +210,7 @@ def test_few_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     data = llama2()
     result, reference = brought(data), open_library(data)
     for _, text in zip(range(100), corpus(), strict=False):
-        same(result, reference, [text[:200], text[200:400]])
+        check_equal_ids(result, reference, [text[:200], text[200:400]])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ BATCH = 64
 STYLES = ("cosine", "linear", "exponential")
 
 
-def published(n: int, style: str, lr: float, least: float, warmup: float, period: int) -> float:
+def published(n: int, style: str, lr: float, min_lr: float, warmup: float, period: int) -> float:
     """Return the rate before the optimizer step number n: `warmup` is a fraction of `period`."""
     ramp = warmup * period
     if ramp > 0 and n <= ramp:
@@ -30,7 +30,7 @@ def published(n: int, style: str, lr: float, least: float, warmup: float, period
         rate = lr / 2.0 * (math.cos(math.pi * after / period) + 1)
     else:
         rate = lr * math.exp(-0.693 * after / period)
-    return max(rate, least)
+    return max(rate, min_lr)
 
 
 def planned(lr: LearningRate, steps: int) -> Plan:
@@ -52,31 +52,33 @@ def planned(lr: LearningRate, steps: int) -> Plan:
 
 
 def farthest(
-    lr: LearningRate, steps: int, style: str, least: float, warmup: float, first: int = 0
+    lr: LearningRate, steps: int, style: str, min_factor: float, warmup: float, first: int = 0
 ) -> float:
     """Return the largest distance from the published rate, in multiples of the peak."""
     plan = planned(lr, steps)
     peak = 3e-4
     return max(
-        abs(lr_factor(plan, n) - published(n, style, peak, least * peak, warmup, steps) / peak)
+        abs(lr_factor(plan, n) - published(n, style, peak, min_factor * peak, warmup, steps) / peak)
         for n in range(first, steps)
     )
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("least", "warmup"), [(0.1, 0.01), (0.0, 0.05), (0.3, 0.0), (0.1, 0.5)])
-def test_every_step_has_the_published_rate(style: str, least: float, warmup: float) -> None:
+@pytest.mark.parametrize(
+    ("min_factor", "warmup"), [(0.1, 0.01), (0.0, 0.05), (0.3, 0.0), (0.1, 0.5)]
+)
+def test_every_step_has_the_published_rate(style: str, min_factor: float, warmup: float) -> None:
     steps = 400
     lr = load_shape(
         {
             "shape": "savanna",
             "style": style,
-            "end": least,
+            "end": min_factor,
             "warmup": round(warmup * steps * BATCH),
         }
     )
     assert not list(lr.problems(steps * BATCH))
-    assert farthest(lr, steps, style, least, warmup) < 1e-13
+    assert farthest(lr, steps, style, min_factor, warmup) < 1e-13
 
 
 def test_a_period_other_than_the_phase_is_lr_decay_iters() -> None:

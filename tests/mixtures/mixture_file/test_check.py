@@ -85,10 +85,10 @@ phases:
         "phases.late.lr.peak": (30, "is -1; it must be a finite number of at least 0"),
         "phases.late.lr.decay": (30, "is required by shape wsd"),
     }
-    for path, (line, what) in expected.items():
+    for path, (line, message) in expected.items():
         assert path in reported, path
         assert reported[path][0] == line, path
-        assert what in reported[path][1], reported[path][1]
+        assert message in reported[path][1], reported[path][1]
     assert set(reported) == set(expected)
 
 
@@ -140,7 +140,7 @@ def good(head, tmp_path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("override", "path", "what"),
+    ("override", "path", "message"),
     [
         ("phases.stable.weights.web=.nan", "phases.stable.weights.web", "is nan"),
         ("phases.stable.weights.web=.inf", "phases.stable.weights.web", "is inf"),
@@ -190,9 +190,9 @@ def good(head, tmp_path) -> str:
         ("phases={}", "phases", "is empty"),
     ],
 )
-def test_one_wrong_value(problems, good, override, path, what):
+def test_one_wrong_value(problems, good, override, path, message):
     reported = problems(good, override)
-    assert what in reported[path][1], reported
+    assert message in reported[path][1], reported
 
 
 @pytest.mark.parametrize(

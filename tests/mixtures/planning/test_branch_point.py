@@ -281,11 +281,11 @@ def test_an_epoch_is_not_restarted_after_a_run_that_did_not_draw_from_it(tmp_pat
 
 
 def test_all_problems_of_a_continuing_mixture_are_reported_together(tmp_path, parent, head):
-    other = head("other", 9_000)
+    unrelated = head("other", 9_000)
     mixture = branch_of(
         tmp_path,
         sources={
-            "web": SourceSpec(data=other),
+            "web": SourceSpec(data=unrelated),
             "again": SourceSpec(data=str(tmp_path / "code")),
             "alien": SourceSpec(data=head("alien", 900, fingerprint="else")),
         },

@@ -150,10 +150,10 @@ def test_phases_are_adjacent_and_of_whole_steps(planned, case):
         difference = abs(phase.tokens - spec.tokens)
         assert phase.tokens == step_tokens or difference <= step_tokens / 2
         assert sum(stretch.rows for stretch in phase.stretches) == phase.rows
-    for one, two in pairwise(plan.phases):
-        assert two.first_row == one.end_row
-        assert two.first_step == one.first_step + one.steps
-        assert two.first_token == one.first_token + one.tokens
+    for previous, current in pairwise(plan.phases):
+        assert current.first_row == previous.end_row
+        assert current.first_step == previous.first_step + previous.steps
+        assert current.first_token == previous.first_token + previous.tokens
 
 
 @given(case=mixtures(), data=st.data())
@@ -236,7 +236,7 @@ def test_settings_outside_the_order_leave_the_hash(mixture, tmp_path):
     )
     stable, anneal = mixture.phases.values()
     renamed = replace(moved, phases={"one": stable, "two": replace(anneal, weights={"one": 1.0})})
-    for other in (
+    for variant in (
         moved,
         renamed,
         with_phase(moved, batch=2_048),
@@ -244,12 +244,12 @@ def test_settings_outside_the_order_leave_the_hash(mixture, tmp_path):
         with_phase(moved, weights={"code": 0.25, "web": 0.75}),
         with_phase(moved, tokens=32_800),  # the same number of steps
     ):
-        assert resolve(other).hash == plan.hash
+        assert resolve(variant).hash == plan.hash
 
 
 def test_every_change_of_the_order_changes_the_hash(mixture):
     web = mixture.sources["web"]
-    others = [
+    variants = [
         replace(mixture, seed=6),
         replace(mixture, isolate_documents=False),
         replace(mixture, window=3),
@@ -266,8 +266,8 @@ def test_every_change_of_the_order_changes_the_hash(mixture):
         with_phase(mixture, seq_len=128),
         with_phase(mixture, tokens=65_536),
     ]
-    hashes = {resolve(item).hash for item in others}
-    assert len(hashes) == len(others)
+    hashes = {resolve(item).hash for item in variants}
+    assert len(hashes) == len(variants)
     assert resolve(mixture).hash not in hashes
 
 

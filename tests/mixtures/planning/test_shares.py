@@ -63,13 +63,13 @@ corners = st.lists(st.integers(0, 100), min_size=3, max_size=6).filter(any)
 
 @given(corners, corners, st.integers(1, 11).flatmap(lambda digits: st.integers(1, 10**digits)))
 @settings(max_examples=100, deadline=None)
-def test_a_ramp_follows_its_line_and_ends_within_a_row(one, two, rows):
-    size = min(len(one), len(two))
-    one, two = one[:size], two[:size]
-    if not any(one) or not any(two):
+def test_a_ramp_follows_its_line_and_ends_within_a_row(first_weights, last_weights, rows):
+    size = min(len(first_weights), len(last_weights))
+    first_weights, last_weights = first_weights[:size], last_weights[:size]
+    if not any(first_weights) or not any(last_weights):
         return
-    first = tuple(F(part, sum(one)) for part in one)
-    last = tuple(F(part, sum(two)) for part in two)
+    first = tuple(F(part, sum(first_weights)) for part in first_weights)
+    last = tuple(F(part, sum(last_weights)) for part in last_weights)
     parts = split_stretches(rows, first, last)
     assert sum(part.rows for part in parts) == rows
     assert all(part.rows > 0 for part in parts)

@@ -24,12 +24,12 @@ from headrace.mixtures.view.summary import Summary, summarize
 from headrace.mixtures.view.table import format_table, json_data
 
 
-def level(wanted: dict[str, float], most: dict[str, float], rows: int) -> float:
-    """Return x such that the sum of min(x * wanted, most) is `rows`, by bisection: the oracle."""
+def level(shares: dict[str, float], max_rows: dict[str, float], rows: int) -> float:
+    """Return x such that the sum of min(x * share, max_rows) is `rows`, by bisection."""
     low, high = 0.0, 1e24
     for _ in range(200):
         middle = (low + high) / 2
-        filled = sum(min(middle * wanted[name], most[name]) for name in wanted)
+        filled = sum(min(middle * shares[name], max_rows[name]) for name in shares)
         low, high = (middle, high) if filled < rows else (low, middle)
     return high
 
@@ -44,26 +44,26 @@ def level(wanted: dict[str, float], most: dict[str, float], rows: int) -> float:
 def test_shares_are_proportional_up_to_what_each_source_has_left(sources, temperature):
     rows = 1_000_000
     sizes = {f"s{number}": size for number, (size, _) in enumerate(sources)}
-    most = {f"s{number}": Fraction(most) for number, (_, most) in enumerate(sources)}
-    if sum(most.values()) < rows:
+    max_rows = {f"s{number}": Fraction(limit) for number, (_, limit) in enumerate(sources)}
+    if sum(max_rows.values()) < rows:
         with pytest.raises(PlanError):
-            size_weights("p", sizes, temperature, rows, most)
+            size_weights("p", sizes, temperature, rows, max_rows)
         return
-    weights = size_weights("p", sizes, temperature, rows, most)
+    weights = size_weights("p", sizes, temperature, rows, max_rows)
     assert sum(weights.shares.values()) == 1
     expected = {
         name: (size / max(sizes.values())) ** (1 / temperature) for name, size in sizes.items()
     }
-    x = level(expected, most, rows)
+    x = level(expected, max_rows, rows)
     for name, share in weights.shares.items():
-        assert 0 < share * rows <= most[name]
+        assert 0 < share * rows <= max_rows[name]
         # Sources that are rounded up to one unit are paid for by the others, a unit each.
-        fair = min(x * expected[name], float(most[name]))
+        fair = min(x * expected[name], float(max_rows[name]))
         assert abs(float(share * rows) - fair) < (len(sizes) + 1) * rows / UNITS
         if name in weights.limited:
-            assert share * rows == most[name], "exactly what it has left"
+            assert share * rows == max_rows[name], "exactly what it has left"
             asked = expected[name] / sum(expected.values()) * rows
-            assert weights.left_out[name] == max(0, round(asked - float(most[name])))
+            assert weights.left_out[name] == max(0, round(asked - float(max_rows[name])))
     assert weights.limited or all(
         (share * UNITS).denominator == 1 for share in weights.shares.values()
     )
@@ -86,8 +86,8 @@ def planned(head):
     return plan
 
 
-def phase(tokens, weights, **others) -> PhaseSpec:
-    return PhaseSpec(tokens=tokens, weights=weights, seq_len=64, batch=1024, **others)
+def phase(tokens, weights, **options) -> PhaseSpec:
+    return PhaseSpec(tokens=tokens, weights=weights, seq_len=64, batch=1024, **options)
 
 
 def shares(summary: Summary, number: int = 0) -> list[float]:

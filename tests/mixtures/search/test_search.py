@@ -57,9 +57,9 @@ def simulated(rounds: int, noise: float, seed: int, *, blind: bool = False) -> f
 def test_better_shares_are_found_on_a_planted_problem() -> None:
     """After three rounds of four mixtures the search is near the optimum. Negative control: as many
     random mixtures are not."""
-    least = optimum()
-    regrets = [simulated(3, noise, seed) - least for seed, noise in enumerate((0.0, 0.01))]
-    blind = [simulated(3, 0.01, seed, blind=True) - least for seed in range(4)]
+    minimum = optimum()
+    regrets = [simulated(3, noise, seed) - minimum for seed, noise in enumerate((0.0, 0.01))]
+    blind = [simulated(3, 0.01, seed, blind=True) - minimum for seed in range(4)]
     assert max(regrets) < 0.03
     assert float(np.median(blind)) > 3 * float(np.median(regrets))
 
@@ -85,9 +85,9 @@ def test_predictions_are_as_sure_as_they_say() -> None:
     random = np.random.default_rng(3)
     shares = random.dirichlet(np.ones(4), 16)
     fit = Regression(shares, true_score(shares) + 0.005 * random.standard_normal(16), 0.005)
-    others = random.dirichlet(np.ones(4), 300)
-    mean, error = fit.predict(others)
-    truth = true_score(others)
+    new_shares = random.dirichlet(np.ones(4), 300)
+    mean, error = fit.predict(new_shares)
+    truth = true_score(new_shares)
     assert (np.abs(mean - truth) < 2 * error + 1e-3).mean() > 0.85
     assert np.abs(mean - truth).mean() < 0.3 * np.abs(truth - truth.mean()).mean()
 
@@ -199,15 +199,17 @@ def test_what_is_no_ranking_is_named_with_what_is(
 
 
 def test_rankings_that_cannot_be_joined_are_refused(anneal: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
+    anneal_folder = tmp_path / "other"
+    anneal_folder.mkdir()
     data = json.loads((anneal / "scores.json").read_text())
-    (other / "scores.json").write_text(json.dumps({**data, "weights": {"web": 1.0}}))
+    (anneal_folder / "scores.json").write_text(json.dumps({**data, "weights": {"web": 1.0}}))
     with pytest.raises(MisuseError, match="other sources or weights"):
-        load_scores([str(anneal), str(other)])
-    (other / "scores.json").write_text(json.dumps({**data, "candidates": data["candidates"][:2]}))
+        load_scores([str(anneal), str(anneal_folder)])
+    (anneal_folder / "scores.json").write_text(
+        json.dumps({**data, "candidates": data["candidates"][:2]})
+    )
     with pytest.raises(InputError, match="2 mixtures have a score; a regression needs 4"):
-        load_scores([str(other)])
-    (other / "scores.json").write_text("{}")
+        load_scores([str(anneal_folder)])
+    (anneal_folder / "scores.json").write_text("{}")
     with pytest.raises(InputError, match=r"is not a ranking of `trainer anneal`"):
-        load_scores([str(other)])
+        load_scores([str(anneal_folder)])

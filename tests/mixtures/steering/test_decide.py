@@ -162,8 +162,8 @@ def test_shares_fit_their_limits(shares: dict[str, float], caps: dict[str, int])
 
 def write_decisions(folder: Path, plan: Plan, recorded: list[RecordedDecision]) -> Path:
     run = write_taken_run(folder, plan, 4)
-    for made in recorded:
-        decisions.append(run / decisions.NAME, made)
+    for decision in recorded:
+        decisions.append(run / decisions.NAME, decision)
     return run
 
 
@@ -194,9 +194,9 @@ def test_the_audit_repeats_controllers_bit_by_bit(
     for number, change in enumerate(changes):
         fields = {name: getattr(last, name) for name in decisions.FIELDS} | change
         forged = RecordedDecision.chained(recorded[-2].digest, **fields)
-        other = write_decisions(tmp_path / str(number), plan, [*recorded[:-1], forged])
+        forged_run = write_decisions(tmp_path / str(number), plan, [*recorded[:-1], forged])
         with pytest.raises(IntegrityError, match="cannot be repeated"):
-            list(audit_decisions(open_plan(str(other))))
+            list(audit_decisions(open_plan(str(forged_run))))
 
 
 def test_a_plan_says_what_is_unknown_before_the_run(head: Callable[..., str]) -> None:
@@ -265,9 +265,9 @@ def test_a_branch_keeps_or_drops_later_decisions(
     # Six steps of 3 to 1, then the decision for the rest of the phase, as it is known there.
     assert shares[1] / sum(shares) == pytest.approx((6 * 0.25 + 34 * 0.5) / 40)
     if choice == "keep":
-        other = {"more": PhaseSpec(tokens=2560, weights={"web": 1.0})}
+        foreign = {"more": PhaseSpec(tokens=2560, weights={"web": 1.0})}
         with pytest.raises(PlanError, match="phase more does not draw from it"):
-            resolve(Mixture(sources={"web": SourceSpec(data=plan.sources[0].url)}, phases=other,
+            resolve(Mixture(sources={"web": SourceSpec(data=plan.sources[0].url)}, phases=foreign,
                             after=after))  # fmt: skip
 
 

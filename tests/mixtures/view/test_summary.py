@@ -121,10 +121,10 @@ def test_a_continuing_plan_shows_inherited_positions_and_overlap(mixture, tmp_pa
     mine, sibling = served(plan), served(parent, first=row)
     before = served(parent, last=row)
     for source in summary.continues.sources:
-        own = {key for key in mine if key[0] == source.source}
-        other = {key for key in sibling if key[0] == source.source}
-        assert source.sibling_tokens == len(other)
-        assert source.shared_tokens == len(own & other)
+        child_tokens = {key for key in mine if key[0] == source.source}
+        sibling_tokens = {key for key in sibling if key[0] == source.source}
+        assert source.sibling_tokens == len(sibling_tokens)
+        assert source.shared_tokens == len(child_tokens & sibling_tokens)
         taken = sum(1 for name, *_ in before if name == source.source)
         size = next(s.order.tokens for s in parent.sources if s.name == source.source) - 1
         assert source.stands_at == pytest.approx(taken / size, abs=16 / size)
@@ -142,14 +142,16 @@ spans = st.lists(st.integers(0, 60), max_size=12, unique=True).map(
 
 @given(spans, spans)
 @settings(max_examples=200, deadline=None)
-def test_common_spans_equal_the_intersection_of_sets(one, other):
+def test_common_spans_equal_the_intersection_of_sets(ours, theirs):
     def tokens(spans):
         return {token for start, end in spans.tolist() for token in range(start, end)}
 
-    assert tokens(_intersect_spans(one, other)) == tokens(one) & tokens(other)
+    assert tokens(_intersect_spans(ours, theirs)) == tokens(ours) & tokens(theirs)
     # Spans that touch count once.
-    if len(one):
-        halves = np.array([[s, (s + e) // 2] for s, e in one] + [[(s + e) // 2, e] for s, e in one])
+    if len(ours):
+        halves = np.array(
+            [[s, (s + e) // 2] for s, e in ours] + [[(s + e) // 2, e] for s, e in ours]
+        )
         halves = halves[np.argsort(halves[:, 0], kind="stable")]
         halves = halves[halves[:, 0] < halves[:, 1]]
-        assert tokens(_intersect_spans(halves, other)) == tokens(one) & tokens(other)
+        assert tokens(_intersect_spans(halves, theirs)) == tokens(ours) & tokens(theirs)

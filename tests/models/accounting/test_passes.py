@@ -45,8 +45,8 @@ def test_both_forms_of_context_attention_keep_as_much_and_the_ring_works_with_mo
         result[attention] = model_passes(config, shape, ["none"] * len(config.layers)).layers[0]
     a2a, ring = (result[form] for form in forms)
     assert ring.activations == pytest.approx(a2a.activations, rel=0.1)
-    one, other = (sum(piece.high for piece in item.backward) for item in (ring, a2a))
-    assert one > 1.05 * other
+    ring_peak, a2a_peak = (sum(piece.high for piece in item.backward) for item in (ring, a2a))
+    assert ring_peak > 1.05 * a2a_peak
 
 
 @pytest.mark.parametrize(("device", "window"), [("cpu", None), ("cuda", 24)])
@@ -98,7 +98,7 @@ def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "others"),
+    ("name", "changes"),
     [
         ("tiny-hybrid", [{"attention": "ring"}, {"hyena_li": "a2a"}]),
         ("tiny-moe", [{"degrees": Degrees(dp=2, cp=2, ep=2)}]),
@@ -106,7 +106,7 @@ def test_a_gpu_is_traced_with_the_kernels_that_it_would_take() -> None:
 )
 def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
     name: str,
-    others: list[dict[str, Any]],
+    changes: list[dict[str, Any]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -120,10 +120,10 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         degrees=Degrees(dp=2, cp=2),
     )
     result: list[dict[str, Passes]] = []
-    for number, other in enumerate([{}, *others]):
+    for number, change in enumerate([{}, *changes]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(number)))
         monkeypatch.setattr(passes, "_traced_passes", {})
-        tracer = Tracer(config, replace(shape, **other))
+        tracer = Tracer(config, replace(shape, **change))
         tracer.trace_model(["none"] * len(config.layers))
         result.append(dict(passes._traced_passes))
     base, *changed = result
@@ -131,8 +131,8 @@ def test_layouts_share_the_traces_of_parts_that_they_do_not_change(
         shared = base.keys() & parts.keys()
         assert {part: parts[part] for part in shared} == {part: base[part] for part in shared}
         assert len(base) > len(shared) > 2, "some layers are shared, and some are not"
-        own = [parts[part] for part in parts.keys() - shared]
-        assert not any(item in base.values() for item in own)
+        unshared = [parts[part] for part in parts.keys() - shared]
+        assert not any(item in base.values() for item in unshared)
 
 
 def test_many_short_rows_take_the_memory_of_few_long_ones() -> None:
@@ -166,12 +166,12 @@ def test_a_second_trace_of_a_ring_equals_the_first() -> None:
         degrees=Degrees(cp=4),
         attention="ring",
     )
-    first, second, other = (
+    first, second, third = (
         FakeModel(reduce_to_kinds(config), item).run(lambda model: model.layer(0, "block"))
         for item in (shape, shape, replace(shape, rows=3))
     )
     assert first == second
-    assert first != other
+    assert first != third
 
 
 def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,8 +193,8 @@ def test_a_long_ring_follows_from_a_short_one(monkeypatch: pytest.MonkeyPatch) -
     for part in (64, 32):
         few = replace(shape, seq_len=part * 8, degrees=Degrees(cp=8))
         model = FakeModel(reduce_to_kinds(config), few)
-        own = model.run(lambda model: model.layer(0, rules[-1], hops=True))
-        assert (lengthen_ring(own, 8) == result[-1]) == (part == 64)
+        short_ring = model.run(lambda model: model.layer(0, rules[-1], hops=True))
+        assert (lengthen_ring(short_ring, 8) == result[-1]) == (part == 64)
 
 
 OPERATORS: dict[str, dict[str, Any]] = {

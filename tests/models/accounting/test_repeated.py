@@ -63,11 +63,11 @@ def test_traces_see_how_long_repeated_results_live(monkeypatch: pytest.MonkeyPat
     result = passes_of("tiny-moe", "cuda")
     make, alive = repeated._create_result, []
 
-    def made(*like: Any) -> Any:
+    def create_recorded(*like: Any) -> Any:
         alive.append(make(*like))
         return alive[-1]
 
-    monkeypatch.setattr(repeated, "_create_result", made)
+    monkeypatch.setattr(repeated, "_create_result", create_recorded)
     assert passes_of("tiny-moe", "cuda") != result
 
 
@@ -95,9 +95,9 @@ def test_a_view_is_that_of_the_mode_and_shares_its_input(
     with fake_tensors(torch.float32):
         x = torch.empty(5, 6, device=device)[1:]
         views = [find(operation, (x, *arguments), None) for find in (run_operation, as_first)]
-        own, theirs = (view if isinstance(view, list) else [view] for view in views)
-        assert [_described(item) for item in own] == [_described(their) for their in theirs]
-        assert {repeated.storage_key(item) for item in own} == {repeated.storage_key(x)}
+        our_views, theirs = (view if isinstance(view, list) else [view] for view in views)
+        assert [_described(item) for item in our_views] == [_described(their) for their in theirs]
+        assert {repeated.storage_key(item) for item in our_views} == {repeated.storage_key(x)}
 
 
 def _described(x: Any) -> Any:
@@ -146,8 +146,8 @@ def test_other_operations_are_left_to_the_mode(
                 expanded = run_operation(ATEN.expand_as.default, (x, x.unsqueeze(0)), None)
                 assert expanded.shape == (1, 3)
             elif operation == "constant":
-                one = torch.tensor(1)
-                assert run_operation(ATEN._local_scalar_dense.default, (one,), None) == 1
+                constant = torch.tensor(1)
+                assert run_operation(ATEN._local_scalar_dense.default, (constant,), None) == 1
             else:
                 assert run_operation(ATEN.add.Tensor, (real, real), None).shape == (3,)
     assert not any(repeated._layouts_by_key.values())

@@ -104,8 +104,8 @@ def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     real = allocated(run)
     unseen = SCALARS if run is plain else SCALARS + RANDOM
     assert abs(passes.activations - real.turn) <= unseen
-    most = max(find_peak(passes.forward), passes.activations + find_peak(passes.backward))
-    assert abs(most - real.peak) <= unseen
+    peak = max(find_peak(passes.forward), passes.activations + find_peak(passes.backward))
+    assert abs(peak - real.peak) <= unseen
 
 
 @pytest.mark.parametrize("form", ["torch", "zero3"])
@@ -116,11 +116,11 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
 
-    kept, most = {}, {}
+    kept, peak = {}, {}
     for argument in get_args(LinearForm):
         with linear_layers(argument):
             passes = traced(products)
-        kept[argument], most[argument] = (
+        kept[argument], peak[argument] = (
             passes.activations,
             passes.activations + find_peak(passes.backward),
         )
@@ -129,7 +129,7 @@ def test_linear_layers_are_traced_as_the_engine_computes_them(
         monkeypatch.setattr(nn.functional, "linear", zero3_linear_wrap)
     real = allocated(products)
     assert abs(kept[form] - real.turn) <= SCALARS
-    assert abs(most[form] - real.peak) <= SCALARS
+    assert abs(peak[form] - real.peak) <= SCALARS
 
 
 BF16 = torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported()
@@ -182,19 +182,19 @@ def test_products_of_experts_hold_the_results_of_each_group() -> None:
 
     def traced(dtype: torch.dtype = torch.float32) -> Passes:
         with fake_tensors(dtype):
-            own = torch.empty(4, width, WIDTH, requires_grad=True)
+            weights = torch.empty(4, width, WIDTH, requires_grad=True)
             make = partial(torch.empty, rows, WIDTH)
-            return trace(lambda u: grouped_product(u, own, ends), make, {"weights": own})
+            return trace(lambda u: grouped_product(u, weights, ends), make, {"weights": weights})
 
-    own = torch.ones(4, width, WIDTH, requires_grad=True)
-    own.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    weights = torch.ones(4, width, WIDTH, requires_grad=True)
+    weights.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     u, result = torch.ones(rows, WIDTH, requires_grad=True), 4 * rows * width
 
     def forward() -> None:
-        grouped_product(u, own, ends)
+        grouped_product(u, weights, ends)
 
     def both() -> None:
-        y = grouped_product(u, own, ends)  # lives beside its gradient; in a chain it would not
+        y = grouped_product(u, weights, ends)  # lives beside its gradient; in a chain it would not
         y.backward(torch.empty_like(y))
 
     passes = traced()

@@ -171,11 +171,11 @@ operators:
 
 
 @pytest.mark.parametrize(
-    ("word", "what"),
+    ("word", "message"),
     [("pattern=[se, li]", r"pattern: should be text, not \['se', 'li'\]"), ("mlp=[glu]", "mlp: ")],
 )
-def test_a_list_in_place_of_text_is_reported(word: str, what: str) -> None:
-    with pytest.raises(ConfigError, match=what):
+def test_a_list_in_place_of_text_is_reported(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_model_config("tiny-hybrid", [word])
 
 

@@ -132,9 +132,9 @@ def test_the_way_back_keeps_every_bit_and_generates(case: str, tmp_path: Path) -
     if any(ropes):
         longest = "max_position_embeddings"
         assert getattr(loaded.config, longest) == getattr(theirs.config, longest)
-    again, same = read_model(tmp_path / "ours")
+    again, same_tensors = read_model(tmp_path / "ours")
     assert again == config
-    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    assert all(torch.equal(tensors[name], same_tensors[name]) for name in tensors)
     ids = draw_tokens(9)
     continued = loaded.generate(ids, max_new_tokens=6, do_sample=False)
     greedy = Sampling(temperature=0)

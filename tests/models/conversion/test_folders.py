@@ -52,9 +52,10 @@ def small(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[ModelConfig, 
     return model.config, {k: v.to(dtype) for k, v in model.state_dict().items()}
 
 
-def same(one: Any, other: Any) -> bool:
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+def equal_tensors(first: Any, second: Any) -> bool:
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype and torch.equal(first[name], second[name])
+        for name in first
     )
 
 
@@ -67,7 +68,7 @@ def test_every_format_keeps_every_bit(name: str, tmp_path: Path) -> None:
     convert(tmp_path / "theirs", tmp_path / "again", format="headrace")
     assert read_model(tmp_path / "ours")[0] == config
     for folder in ("ours", "theirs", "again"):
-        assert same(tensors, read_model(tmp_path / folder)[1])
+        assert equal_tensors(tensors, read_model(tmp_path / folder)[1])
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "theirs", dtype="auto", attn_implementation="eager"
     ).eval()
@@ -115,8 +116,8 @@ def test_stripedhyena_in_every_format(tmp_path: Path) -> None:
     write_model(model.config, tensors, tmp_path / "a", format="vortex")
     convert(tmp_path / "a", tmp_path / "b", format="headrace")
     convert(tmp_path / "b", tmp_path / "c", format="vortex")
-    one, two = (torch.load(tmp_path / name / "model.pt") for name in "ac")
-    assert same(one, two)
+    first, third = (torch.load(tmp_path / name / "model.pt") for name in "ac")
+    assert equal_tensors(first, third)
     assert (tmp_path / "a/config.yml").read_bytes() == (tmp_path / "c/config.yml").read_bytes()
 
 
@@ -145,7 +146,7 @@ def test_files_keep_to_their_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) > 2 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     assert max(file.stat().st_size for file in files) < 12_000
-    assert same(tensors, read_model(tmp_path / "out")[1])
+    assert equal_tensors(tensors, read_model(tmp_path / "out")[1])
     files[1].unlink()
     with pytest.raises(StorageError, match=files[1].name):
         read_model(tmp_path / "out")
@@ -227,11 +228,11 @@ def test_the_convert_command(tmp_path: Path) -> None:
 
     done = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
     assert done.exit_code == 0 and done.stdout == "" and "b: mamba" in done.stderr
-    assert same(tensors, read_model(tmp_path / "b")[1])
+    assert equal_tensors(tensors, read_model(tmp_path / "b")[1])
     again = run(str(tmp_path / "a"), str(tmp_path / "b"), "--format", "huggingface")
     assert again.exit_code == 1 and "exists already" in again.stderr
-    other = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
-    assert other.exit_code == 1 and "Vortex cannot represent this model" in other.stderr
+    refused = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "vortex")
+    assert refused.exit_code == 1 and "Vortex cannot represent this model" in refused.stderr
     assert run(str(tmp_path / "a"), str(tmp_path / "c")).exit_code == 2
     unknown = run(str(tmp_path / "a"), str(tmp_path / "c"), "--format", "huggingfaec")
     assert unknown.exit_code == 2 and "huggingface" in unknown.stderr

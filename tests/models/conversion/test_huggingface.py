@@ -231,9 +231,9 @@ def test_logits_and_gradients_equal_transformers(case: str, tmp_path: Path) -> N
     ours_gradients = loss_gradients(ours, logits)
     assert ours_gradients.keys() == {name for name, _ in ours.named_parameters()}
     gradients = dict(export_tensors(FAMILIES[CASES[case][0]].rules(ours.config), ours_gradients))
-    wanted = in_files(theirs, loss_gradients(theirs, expected), tmp_path / "gradients")
-    assert gradients.keys() == wanted.keys()
-    for name, gradient in wanted.items():
+    expected_gradients = in_files(theirs, loss_gradients(theirs, expected), tmp_path / "gradients")
+    assert gradients.keys() == expected_gradients.keys()
+    for name, gradient in expected_gradients.items():
         bound = 5e-5 * max(1.0, float(gradient.abs().max()))
         assert (gradients[name] - gradient).abs().max() < bound, name
 
@@ -256,9 +256,9 @@ def test_a_round_trip_keeps_every_bit(case: str, tmp_path: Path) -> None:
     if any(rope and rope.scaling in ("none", "linear") for rope in ropes):
         longest = "max_position_embeddings"
         assert getattr(loaded.config, longest) == getattr(theirs.config, longest)
-    again, same = read_model(tmp_path / "ours")
+    again, same_tensors = read_model(tmp_path / "ours")
     assert again == config
-    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    assert all(torch.equal(tensors[name], same_tensors[name]) for name in tensors)
     ids = tokens(11)
     with torch.no_grad():
         difference = loaded(ids, use_cache=False).logits - theirs(ids, use_cache=False).logits

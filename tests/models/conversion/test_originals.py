@@ -286,11 +286,11 @@ def test_blackmambas_layers_are_read(tmp_path: Path) -> None:
 def test_an_mlp_after_the_mixer_is_another_function(tmp_path: Path) -> None:
     """Negative control of parallel layers."""
     theirs = as_blackmamba(tmp_path / "all", ["r4"])
-    beside = ours_of(tmp_path / "all")
-    assert apart(beside, theirs) < 1e-5
-    for block in beside.typed_blocks():
+    parallel_blocks = ours_of(tmp_path / "all")
+    assert apart(parallel_blocks, theirs) < 1e-5
+    for block in parallel_blocks.typed_blocks():
         object.__setattr__(block.layer, "parallel", False)
-    assert apart(beside, theirs) > 1e-3
+    assert apart(parallel_blocks, theirs) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,8 @@ def test_projections_in_parts_are_the_same_model(tmp_path: Path) -> None:
     taps = module["sequential.2.mixer.hyena_proj_conv.short_conv_weight"]
     assert torch.equal(tensors["blocks.0.mixer.operator.featurizer.taps"], taps.flip(-1))
     convert(tmp_path / "parts", tmp_path / "ours", format="headrace")
-    same = read_model(tmp_path / "ours")[1]
-    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+    same_tensors = read_model(tmp_path / "ours")[1]
+    assert all(torch.equal(tensors[name], same_tensors[name]) for name in tensors)
 
 
 class Planted:
@@ -215,8 +215,8 @@ def test_no_code_of_a_file_runs_and_no_tensor_is_lost(tmp_path: Path) -> None:
 
 def test_faults_are_named(tmp_path: Path) -> None:
     module = draw_module(config_of(tmp_path, STRIPED))
-    other = {**module, "sequential.3.mixer.mixer.filter.decay": torch.ones(8, LENGTH)}
-    save(other, tmp_path / "decay", 1, STRIPED)
+    decayed = {**module, "sequential.3.mixer.mixer.filter.decay": torch.ones(8, LENGTH)}
+    save(decayed, tmp_path / "decay", 1, STRIPED)
     with pytest.raises(CheckpointError, match=r"filter\.decay is not the decay of"):
         read_model(tmp_path / "decay")
     save({}, tmp_path / "zero3", 1, STRIPED)

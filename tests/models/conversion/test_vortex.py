@@ -74,38 +74,43 @@ def published(tensors: dict[str, Tensor], settings: dict[str, Any], tokens: Tens
     u = tensors["embedding_layer.weight"][tokens]
     length = tokens.shape[1]
     for number in range(settings["num_layers"]):
-        own = {
+        block_tensors = {
             name.removeprefix(f"blocks.{number}."): tensor
             for name, tensor in tensors.items()
             if name.startswith(f"blocks.{number}.")
         }
-        x = rms(u, own["pre_norm.scale"])
+        x = rms(u, block_tensors["pre_norm.scale"])
         if number in settings["attn_layer_idxs"]:
-            y = attention(own, settings, x)
+            y = attention(block_tensors, settings, x)
         else:
-            z = (x @ own["projections.weight"].T).transpose(1, 2)
-            z = F.conv1d(z, own["filter.short_filter_weight"], padding=2, groups=3 * WIDTH)
+            z = (x @ block_tensors["projections.weight"].T).transpose(1, 2)
+            z = F.conv1d(
+                z, block_tensors["filter.short_filter_weight"], padding=2, groups=3 * WIDTH
+            )
             post, pre, v = (z[:, part::3, :length] for part in range(3))
             w = pre * v
             if number in settings["hcl_layer_idxs"]:
                 time = torch.arange(length)
-                residues, poles = own["filter.residues"], own["filter.log_poles"]
+                residues, poles = (
+                    block_tensors["filter.residues"],
+                    block_tensors["filter.log_poles"],
+                )
                 h = (residues[..., None] * (poles * time).exp()).sum(1)
-                y = fft_convolution(w, h) + w * own["filter.D"][:, None]
+                y = fft_convolution(w, h) + w * block_tensors["filter.D"][:, None]
             elif number in settings["hcm_layer_idxs"]:
-                h = own["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)[:, 0, :length]
-                y = fft_convolution(w, h) + w * own["filter.D"][:, None]
+                h = block_tensors["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)[:, 0, :length]
+                y = fft_convolution(w, h) + w * block_tensors["filter.D"][:, None]
             else:
-                h = own["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)
+                h = block_tensors["filter.h"].repeat_interleave(WIDTH // GROUPS, 0)
                 y = F.conv1d(w, h, padding=h.shape[-1] - 1, groups=WIDTH)[..., :length]
-            y = (post * y).transpose(1, 2) @ own["out_filter_dense.weight"].T
-            y = y + own["out_filter_dense.bias"]
+            y = (post * y).transpose(1, 2) @ block_tensors["out_filter_dense.weight"].T
+            y = y + block_tensors["out_filter_dense.bias"]
         u = u + y
-        x = rms(u, own["post_norm.scale"])
-        gate = x @ own["mlp.l1.weight"].T
+        x = rms(u, block_tensors["post_norm.scale"])
+        gate = x @ block_tensors["mlp.l1.weight"].T
         if number == 0 or not settings["evo2_style_activations"]:
             gate = F.gelu(gate)
-        u = u + (gate * (x @ own["mlp.l2.weight"].T)) @ own["mlp.l3.weight"].T
+        u = u + (gate * (x @ block_tensors["mlp.l2.weight"].T)) @ block_tensors["mlp.l3.weight"].T
     return rms(u, tensors["norm.scale"]) @ tensors["embedding_layer.weight"].T
 
 
@@ -116,10 +121,10 @@ def fft_convolution(u: Tensor, h: Tensor) -> Tensor:
     return result
 
 
-def attention(own: dict[str, Tensor], settings: dict[str, Any], x: Tensor) -> Tensor:
+def attention(block_tensors: dict[str, Tensor], settings: dict[str, Any], x: Tensor) -> Tensor:
     rows, length, _ = x.shape
     dim = WIDTH // HEADS
-    qkv = (x @ own["inner_mha_cls.Wqkv.weight"].T).view(rows, length, HEADS, 3, dim)
+    qkv = (x @ block_tensors["inner_mha_cls.Wqkv.weight"].T).view(rows, length, HEADS, 3, dim)
     time = torch.arange(length) / settings["rotary_emb_scaling_factor"]
     speed = settings["rotary_emb_base"] ** (-torch.arange(0, dim, 2) / dim)
     angle = torch.outer(time, speed).float()[:, None]
@@ -133,7 +138,10 @@ def attention(own: dict[str, Tensor], settings: dict[str, Any], x: Tensor) -> Te
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / dim**0.5
     scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf"))
     y = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v).flatten(2)
-    return y @ own["inner_mha_cls.out_proj.weight"].T + own["inner_mha_cls.out_proj.bias"]
+    return (
+        y @ block_tensors["inner_mha_cls.out_proj.weight"].T
+        + block_tensors["inner_mha_cls.out_proj.bias"]
+    )
 
 
 @pytest.mark.parametrize("length", [1, 7, 150])
@@ -174,11 +182,11 @@ def test_a_round_trip_keeps_every_bit(tmp_path: Path) -> None:
     write_model(ours.config, ours.state_dict(), tmp_path / "first", format="vortex")
     read, tensors = read_model(tmp_path / "first")
     write_model(read, tensors, tmp_path / "second", format="vortex")
-    again, same = read_model(tmp_path / "second")
+    again, same_tensors = read_model(tmp_path / "second")
     assert again == read
-    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
-    one, two = (torch.load(tmp_path / name / "model.pt") for name in ("first", "second"))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all(torch.equal(tensors[name], same_tensors[name]) for name in tensors)
+    first, second = (torch.load(tmp_path / name / "model.pt") for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
     model = Model(read).double()
     model.load_state_dict(tensors)
     tokens = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(5))
@@ -253,9 +261,9 @@ def test_shipped_models_have_vortex_settings() -> None:
     ],
 )
 def test_unsuitable_models_are_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    other = config(**changes)
+    unsuitable = config(**changes)
     with pytest.raises(CheckpointError, match=words):
-        write_model(other, Model(other).state_dict(), tmp_path / "out", format="vortex")
+        write_model(unsuitable, Model(unsuitable).state_dict(), tmp_path / "out", format="vortex")
     assert not list(tmp_path.iterdir())
 
 

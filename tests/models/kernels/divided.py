@@ -53,7 +53,7 @@ OPERATORS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(pattern: str, kernel: str) -> Model:
+def make_model(pattern: str, kernel: str) -> Model:
     operators = {
         name: {**options, "kernel": kernel}
         for name, options in OPERATORS.items()
@@ -88,19 +88,19 @@ def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
     """Return the gradients at the size of whole parameters, zero outside this rank's shards."""
     names, parameters = zip(*model.named_parameters(), strict=True)
     result = {}
-    for name, own in zip(names, torch.autograd.grad(total, parameters), strict=True):
+    for name, gradient in zip(names, torch.autograd.grad(total, parameters), strict=True):
         part = model.local_shards.get(name)
-        result[name] = own.double()
+        result[name] = gradient.double()
         if part is not None and part.runs is not None:
             index = torch.cat([torch.arange(run.start, run.stop) for run in part.runs])
-            result[name] = own.new_zeros(part.shape).double()
-            result[name].index_copy_(part.dim, index, own.double())
+            result[name] = gradient.new_zeros(part.shape).double()
+            result[name].index_copy_(part.dim, index, gradient.double())
     return result
 
 
 def apart(axes: Axes, pattern: str = ALL) -> float:
     """Return the largest difference of loss and gradients, relative to the largest number."""
-    whole, divided = made(pattern, "torch").double(), made(pattern, "triton")
+    whole, divided = make_model(pattern, "torch").double(), make_model(pattern, "triton")
     _, weights = batch()
     documents = Documents.build(CUTS, (ROWS, LENGTH))
     expected = loss(whole, ALONE, documents, weights.double())
@@ -121,17 +121,17 @@ def norms_apart(axis: Axis, groups: int) -> float:
     """Return the largest difference of Mamba-2's norm and its gradients; shards of 24 channels."""
     torch.manual_seed(0)
     y, z, weight, above = torch.randn(4, 2, 5, 24).unbind()
-    given = {"y": y, "z": z, "weight": weight[0, 0]}
+    inputs = {"y": y, "z": z, "weight": weight[0, 0]}
 
     def results(kernel: Kernel, axis: Axis, dtype: torch.dtype) -> list[Tensor]:
-        own = [x[..., axis.part(24)].to(dtype).requires_grad_() for x in given.values()]
+        local_inputs = [x[..., axis.part(24)].to(dtype).requires_grad_() for x in inputs.values()]
         norm = GatedRMSNorm(24, 1e-2, groups=groups, kernel=kernel)
         del norm._parameters["weight"]
-        norm.weight = own[2]
-        result = norm(own[0], own[1], axis)
+        norm.weight = local_inputs[2]
+        result = norm(local_inputs[0], local_inputs[1], axis)
         return [
             result.detach(),
-            *torch.autograd.grad(result, own, above[..., axis.part(24)].to(dtype)),
+            *torch.autograd.grad(result, local_inputs, above[..., axis.part(24)].to(dtype)),
         ]
 
     whole = results("torch", ALONE, torch.float64)

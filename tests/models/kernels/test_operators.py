@@ -123,12 +123,12 @@ def test_operators_equal_plain_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     off, mixed, refused = json.loads(done.stdout.strip().splitlines()[-1])
-    assert {what.partition(":")[0] for what in off} >= {"mamba1", "freeform"}
-    for what, error in off.items():
-        if what.startswith("without"):
-            assert error > 1e-3 or "bias" in what, f"negative control: {what}"
+    assert {case.partition(":")[0] for case in off} >= {"mamba1", "freeform"}
+    for case, error in off.items():
+        if case.startswith("without"):
+            assert error > 1e-3 or "bias" in case, f"negative control: {case}"
         else:
-            assert error < 1e-5, (what, error)
+            assert error < 1e-5, (case, error)
     for ours, theirs, error in mixed:
         assert ours == theirs and error < 2e-3, mixed
     named = [next(name for name in ("scan", "fft") if name in said) for said in refused]

@@ -107,8 +107,8 @@ def test_torch_multiplies_the_same() -> None:
     result = fp8.multiply_on_matrix_units(a, b, bias, torch.bfloat16, fast=False).float()
     expected = multiply(a, b, bias, torch.bfloat16, fast=False).float()
     assert torch.allclose(result, expected, rtol=2**-7, atol=2**-6)
-    other = multiply(Quantized(a.values, 2 * a.scales), b, bias, torch.bfloat16, fast=False)
-    assert not torch.allclose(result, other.float(), rtol=2**-7, atol=2**-6)
+    doubled = multiply(Quantized(a.values, 2 * a.scales), b, bias, torch.bfloat16, fast=False)
+    assert not torch.allclose(result, doubled.float(), rtol=2**-7, atol=2**-6)
 
 
 def test_wrong_scales_are_visible() -> None:

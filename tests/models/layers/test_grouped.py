@@ -33,8 +33,8 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_group() -> None:
     x, weights = inputs()
     y, expected = grouped_product(x, weights, ENDS), one_by_one(x, weights, COUNTS)
     assert torch.allclose(y, expected, rtol=1e-14)
-    other = grouped_product(x, weights, torch.tensor([3, 4, 7, 8]))
-    assert not torch.allclose(other, expected), "a negative control"
+    regrouped = grouped_product(x, weights, torch.tensor([3, 4, 7, 8]))
+    assert not torch.allclose(regrouped, expected), "a negative control"
 
 
 def test_gradients_by_finite_differences() -> None:
@@ -93,9 +93,9 @@ def test_one_launch_computes_what_the_loop_does(dtype: torch.dtype, ends: Tensor
     x, y = (torch.randn(8, n, generator=generator).to(dtype) for n in (16, 24))
     weights = torch.randn(4, 24, 16, generator=generator).to(dtype)
     near = {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
-    for given, matrices in ((x, weights), (y, weights.transpose(1, 2))):
-        result = grouped.product_in_one_launch(given, matrices, ends)
-        torch.testing.assert_close(result, grouped.product_by_group(given, matrices, ends), **near)
+    for inputs, matrices in ((x, weights), (y, weights.transpose(1, 2))):
+        result = grouped.product_in_one_launch(inputs, matrices, ends)
+        torch.testing.assert_close(result, grouped.product_by_group(inputs, matrices, ends), **near)
     outer = grouped.outer_in_one_launch(y, x, ends)
     torch.testing.assert_close(outer, grouped.outer_by_group(y, x, ends), **near)
     moved = grouped.product_by_group(x, weights, torch.tensor([4, 4, 7, 8]))

@@ -32,7 +32,7 @@ def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_parts_of_a_product_have_the_gradients_of_the_whole(bias: bool) -> None:
-    given = leaves((2, 7, 6), (sum(SIZES), 6), *([(sum(SIZES),)] if bias else []))
+    inputs = leaves((2, 7, 6), (sum(SIZES), 6), *([(sum(SIZES),)] if bias else []))
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
         return split_product(x, weight, bias, SIZES)
@@ -40,7 +40,7 @@ def test_the_parts_of_a_product_have_the_gradients_of_the_whole(bias: bool) -> N
     def whole(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
         return F.linear(x, weight, bias).split(SIZES, dim=-1)
 
-    torch.testing.assert_close(gradients(ours, *given), gradients(whole, *given))
+    torch.testing.assert_close(gradients(ours, *inputs), gradients(whole, *inputs))
 
 
 def test_an_unused_part_has_a_gradient_of_zeros() -> None:
@@ -51,7 +51,7 @@ def test_an_unused_part_has_a_gradient_of_zeros() -> None:
 
 
 def test_what_reads_x_beside_its_product_adds_to_its_gradient() -> None:
-    given = leaves((2, 7, 6), (5, 6))
+    inputs = leaves((2, 7, 6), (5, 6))
     torch.testing.assert_close(
-        gradients(product_with_input, *given), gradients(lambda x, w: (x, F.linear(x, w)), *given)
+        gradients(product_with_input, *inputs), gradients(lambda x, w: (x, F.linear(x, w)), *inputs)
     )

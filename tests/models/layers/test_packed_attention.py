@@ -23,10 +23,10 @@ ENDS = [0, 3, 4, 12, 19, 24]
 def outputs(attention: Any, x: Tensor) -> list[Tensor]:
     """Return the output of packed rows, and the gradients of input and weights."""
     documents = Documents.build(torch.tensor(ENDS, dtype=torch.int32), SHAPE)
-    given = x.clone().requires_grad_()
-    y = attention(given, BatchContext(documents.positions, documents))
+    leaf = x.clone().requires_grad_()
+    y = attention(leaf, BatchContext(documents.positions, documents))
     weights = list(attention.parameters())
-    return [y, *torch.autograd.grad(y.square().sum(), [given, *weights])]
+    return [y, *torch.autograd.grad(y.square().sum(), [leaf, *weights])]
 
 
 @pytest.mark.parametrize("version", [emulated, of_torch_2_11])
@@ -51,8 +51,8 @@ def test_one_call_equals_documents_alone(
     monkeypatch.setattr(operator, "supports_packed_attention", lambda kernel, q: True)
     result = outputs(attention, x)
     assert len(calls) == 1
-    for one, other in zip(expected, result, strict=True):
-        assert torch.allclose(one, other, atol=1e-10, rtol=1e-10)
+    for expected_output, output in zip(expected, result, strict=True):
+        assert torch.allclose(expected_output, output, atol=1e-10, rtol=1e-10)
 
 
 def test_documents_that_are_not_kept_apart_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,17 +75,19 @@ def test_rules_for_each_layer() -> None:
 def test_rules_change_no_bit(model: Model, recompute: Recompute) -> None:
     expected, _ = gradients(model, "none")
     result, _ = gradients(model, recompute)
-    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+    assert all(
+        torch.equal(actual, reference) for actual, reference in zip(result, expected, strict=True)
+    )
 
 
 def test_saved_results_are_not_computed_again(model: Model) -> None:
     """Negative control: blocks compute their products again."""
     product, attention = "aten::mm", "aten::_scaled_dot_product_flash_attention_for_cpu"
-    (_, never), (_, again), (_, saved), (_, most) = (
+    (_, never), (_, again), (_, saved), (_, saved_both) = (
         gradients(model, recompute) for recompute in ("none", "block", MATMUL, BOTH)
     )
     assert saved[product] == never[product] < again[product]
-    assert most[attention] == never[attention] < saved[attention] == again[attention]
+    assert saved_both[attention] == never[attention] < saved[attention] == again[attention]
 
 
 def test_saved_products_of_experts_are_not_computed_again() -> None:
@@ -96,7 +98,9 @@ def test_saved_products_of_experts_are_not_computed_again() -> None:
         gradients(model, recompute) for recompute in ("none", "block", MATMUL)
     )
     assert saved[product] == never[product] < again[product]
-    assert all(torch.equal(one, other) for one, other in zip(result, expected, strict=True))
+    assert all(
+        torch.equal(actual, reference) for actual, reference in zip(result, expected, strict=True)
+    )
 
 
 class Calls(TorchDispatchMode):

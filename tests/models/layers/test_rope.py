@@ -16,9 +16,9 @@ CPU = torch.device("cpu")
 def test_scores_depend_only_on_distance() -> None:
     q, k = torch.randn(2, 1, 1, 1, 16, dtype=torch.float64)
 
-    def score(at: int, other: int) -> float:
+    def score(at: int, key_position: int) -> float:
         turned = []
-        for x, position in ((q, at), (k, other)):
+        for x, position in ((q, at), (k, key_position)):
             cos, sin = rotation(Rope(base=100.0), torch.tensor([[position]]), 16)
             turned.append(rotate(x, cos, sin))
         return float((turned[0] * turned[1]).sum())

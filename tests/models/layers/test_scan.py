@@ -123,9 +123,9 @@ def test_modal_scan_is_the_convolution(
         assert (z - y[:, cut:]).abs().max() < BOUND
         for packed, start in ((later, state), (None, state), (later, None), (None, None)):
             positions = packed.positions if packed is not None else None
-            wanted = modal_scan(x[:, cut:], rates, residues, packed, state=start, chunk=chunk)
+            chunked = modal_scan(x[:, cut:], rates, residues, packed, state=start, chunk=chunk)
             result = modal_few(x[:, cut:], rates, residues, positions, state=start)
-            for few, many in zip(result, wanted, strict=True):
+            for few, many in zip(result, chunked, strict=True):
                 assert (few - many).abs().max() < BOUND
 
 

@@ -74,8 +74,8 @@ def test_a_lost_state_is_seen(tiny: Model) -> None:
     states = tiny.new_states(20)
     with torch.no_grad():
         tiny(tokens[:, :19], states=states)
-        for own in states:
-            for state in own:
+        for layer_states in states:
+            for state in layer_states:
                 for tensor in state.tensors.values():
                     tensor.zero_()
         last = tiny(tokens[:, 19:], states=states)

@@ -11,8 +11,8 @@ def test_sums_of_weighted_losses() -> None:
     weights = torch.rand(2, 5, dtype=torch.float64)
     total, weight = cross_entropy(logits, targets, weights, z_loss=0.1)
     log_z = logits.exp().sum(-1).log()
-    each = log_z - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) + 0.1 * log_z**2
-    assert torch.allclose(total, (each * weights).sum(), rtol=1e-12)
+    token_losses = log_z - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) + 0.1 * log_z**2
+    assert torch.allclose(total, (token_losses * weights).sum(), rtol=1e-12)
     assert torch.allclose(weight, weights.sum())
 
 

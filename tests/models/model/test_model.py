@@ -28,15 +28,15 @@ def tokens_of(rows: int, length: int, vocab: int = 23) -> torch.Tensor:
 
 
 def test_init_is_the_same_on_any_device_and_in_any_layout(tiny: Model) -> None:
-    one = Model(tiny.config)
-    one.init_weights(7)
+    whole = Model(tiny.config)
+    whole.init_weights(7)
     with torch.device("meta"):
-        two = Model(tiny.config)
-    two.to_empty(device="cpu")
+        deferred = Model(tiny.config)
+    deferred.to_empty(device="cpu")
     torch.manual_seed(99)
-    two.init_weights(7)
-    three = Model(tiny.config)
-    three.init_weights(8)
+    deferred.init_weights(7)
+    reseeded = Model(tiny.config)
+    reseeded.init_weights(8)
     for rank in range(2):
         with torch.device("meta"):
             part = Model(tiny.config)
@@ -45,13 +45,13 @@ def test_init_is_the_same_on_any_device_and_in_any_layout(tiny: Model) -> None:
         part.init_weights(7)
         for name, parameter in part.named_parameters():
             assert torch.equal(
-                parameter, slice_local_shard(part.local_shards[name], one.get_parameter(name))
+                parameter, slice_local_shard(part.local_shards[name], whole.get_parameter(name))
             ), name
     changed = 0
-    for name, parameter in one.named_parameters():
+    for name, parameter in whole.named_parameters():
         assert parameter.isfinite().all(), name
-        assert torch.equal(parameter, two.get_parameter(name)), name
-        changed += not torch.equal(parameter, three.get_parameter(name))
+        assert torch.equal(parameter, deferred.get_parameter(name)), name
+        changed += not torch.equal(parameter, reseeded.get_parameter(name))
     assert changed >= len(tiny.config.layers) * 2
 
 
@@ -63,20 +63,20 @@ def test_init_is_as_published() -> None:
     model = Model(config)
     model.init_weights(0)
     width, layers = 640, 4
-    own = dict(model.named_parameters())
-    inner = own["blocks.2.mixer.operator.qkv.weight"].std()
+    parameters = dict(model.named_parameters())
+    inner = parameters["blocks.2.mixer.operator.qkv.weight"].std()
     assert float(inner) == pytest.approx(math.sqrt(2 / (5 * width)), rel=0.01)
-    embedding = own["embedding.weight"].std()
+    embedding = parameters["embedding.weight"].std()
     assert float(embedding) == pytest.approx(math.sqrt(2 / (5 * width)), rel=0.01)
-    outer = own["blocks.2.mixer.operator.output.weight"].std()
+    outer = parameters["blocks.2.mixer.operator.output.weight"].std()
     assert float(outer) == pytest.approx(2 / (layers * math.sqrt(width)), rel=0.01)
-    poles = torch.exp(-torch.exp(own["blocks.2.mixer.operator.rates"]))
+    poles = torch.exp(-torch.exp(parameters["blocks.2.mixer.operator.rates"]))
     assert 0.96 < float(poles.min()) < float(poles.max()) < 0.997
-    residues = own["blocks.2.mixer.operator.residues"].std()
+    residues = parameters["blocks.2.mixer.operator.residues"].std()
     assert float(residues) == pytest.approx(0.1 / 4, rel=0.03)
-    filters = own["blocks.1.mixer.operator.taps"].std()
+    filters = parameters["blocks.1.mixer.operator.taps"].std()
     assert float(filters) == pytest.approx(1e-5 / math.sqrt(8192), rel=0.05)
-    short = own["blocks.0.mixer.operator.taps"]
+    short = parameters["blocks.0.mixer.operator.taps"]
     assert float(short.abs().max()) == pytest.approx(3**-0.5, rel=0.02)
 
 
@@ -98,9 +98,13 @@ def test_mamba_init_is_as_published() -> None:
 def test_gpt2_scales_residual_branches_by_depth() -> None:
     model = Model(load_model_config("gpt2-small", ["pattern='[attention] * 2'"]))
     model.init_weights(0)
-    own = dict(model.named_parameters())
-    assert float(own["blocks.0.mlp.operator.down.weight"].std()) == pytest.approx(0.01, rel=0.01)
-    assert float(own["blocks.0.mlp.operator.up.weight"].std()) == pytest.approx(0.02, rel=0.01)
+    parameters = dict(model.named_parameters())
+    assert float(parameters["blocks.0.mlp.operator.down.weight"].std()) == pytest.approx(
+        0.01, rel=0.01
+    )
+    assert float(parameters["blocks.0.mlp.operator.up.weight"].std()) == pytest.approx(
+        0.02, rel=0.01
+    )
     with pytest.raises(ConfigError, match="1024 rows, and the sequence 1025"):
         model(torch.zeros(1, 1025, dtype=torch.int64))
 
@@ -142,8 +146,8 @@ def test_recompute_changes_nothing(tiny: Model, mode: str, packed: bool) -> None
         logits = tiny(tokens, documents)
     assert torch.equal(logits, kept)
     gradients = torch.autograd.grad(logits.square().sum(), parameters)
-    for one, other in zip(gradients, expected, strict=True):
-        assert torch.equal(one, other)
+    for gradient, plain_gradient in zip(gradients, expected, strict=True):
+        assert torch.equal(gradient, plain_gradient)
     tiny.set_recompute("none")
     recomputed, held = held, 0
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
@@ -168,9 +172,9 @@ def test_auxiliary_losses_survive_recompute() -> None:
         gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.dim() == 2][1:4])
         results.append((loss, *gradients))
     assert float(results[0][0].detach()) > 0.3
-    for other in results[1:]:
-        for one, two in zip(results[0], other, strict=True):
-            assert torch.equal(one, two)
+    for recomputed in results[1:]:
+        for plain_gradient, recomputed_gradient in zip(results[0], recomputed, strict=True):
+            assert torch.equal(plain_gradient, recomputed_gradient)
     model.eval()
     assert torch.equal(model.hidden(tokens_of(2, 9))[1], torch.zeros(2))
 
@@ -192,8 +196,8 @@ def test_untied_heads_and_learned_positions() -> None:
     logits = model(tokens_of(1, 12))
     logits.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    same = torch.full((1, 12), 5)
-    assert (model(same)[0, 0] - model(same)[0, 7]).abs().max() > 1e-4
+    equal_tokens = torch.full((1, 12), 5)
+    assert (model(equal_tokens)[0, 0] - model(equal_tokens)[0, 7]).abs().max() > 1e-4
 
 
 def test_only_plain_torch_needs_packing_layouts(everything: Model) -> None:

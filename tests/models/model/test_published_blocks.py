@@ -252,8 +252,8 @@ def test_falcon_h1_has_attention_and_mamba_side_by_side(pattern: str) -> None:
             weights[f"blocks.{place}.{mamba}"] = weight
             if name == "mixer.norm.weight":
                 weights[f"blocks.{place + 1}.{name}"] = weight
-    own = sequence.state_dict().keys()
-    sequence.load_state_dict({name: weights[name] for name in own})
+    sequence_keys = sequence.state_dict().keys()
+    sequence.load_state_dict({name: weights[name] for name in sequence_keys})
     assert apart(sequence, theirs) > 1e-3
 
 

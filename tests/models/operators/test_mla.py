@@ -96,9 +96,11 @@ def test_it_is_that_of_transformers(
     assert torch.allclose(leaves[0].grad, leaves[1].grad, rtol=1e-9, atol=1e-11)
     gradients = {f"theirs.{name}": p.grad for name, p in theirs.named_parameters()}
     for rule in rules:
-        wanted, got = gradients[rule.theirs[0]], weights[rule.ours].grad
-        assert wanted is not None and got is not None and float(wanted.abs().max()) > 0
-        assert torch.allclose(rule.export(got)[0], wanted, rtol=1e-9, atol=1e-11), rule.ours
+        their_gradient, got = gradients[rule.theirs[0]], weights[rule.ours].grad
+        assert (
+            their_gradient is not None and got is not None and float(their_gradient.abs().max()) > 0
+        )
+        assert torch.allclose(rule.export(got)[0], their_gradient, rtol=1e-9, atol=1e-11), rule.ours
 
 
 def test_the_cache_holds_latents_alone(tiny_of: Callable[..., Model]) -> None:

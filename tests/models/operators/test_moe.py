@@ -111,9 +111,9 @@ def test_sinkhorn_gives_equal_totals() -> None:
 def test_the_range_of_the_balance_loss() -> None:
     even = torch.full((8, 4), 0.25)
     assert balance_loss(even[None], torch.arange(8)[None, :, None] % 4, all_of(8)) == 1
-    one = torch.zeros(8, 4)
-    one[:, 1] = 1
-    assert balance_loss(one[None], torch.ones(1, 8, 1, dtype=torch.int64), all_of(8)) == 4
+    single_expert = torch.zeros(8, 4)
+    single_expert[:, 1] = 1
+    assert balance_loss(single_expert[None], torch.ones(1, 8, 1, dtype=torch.int64), all_of(8)) == 4
 
 
 def test_losses_are_reported_in_training() -> None:
@@ -170,17 +170,19 @@ def test_a_row_is_the_same_beside_any_others(options: dict[str, Any]) -> None:
         for number, row in enumerate(x)
     )
     assert worst > 1e-3, "a negative control"
-    for one, other in zip(together(coupled, x[:1]), together(moe, x[:1]), strict=True):
-        assert torch.equal(one, other), "of one row, both are the same"
+    for coupled_part, plain_part in zip(
+        together(coupled, x[:1]), together(moe, x[:1]), strict=True
+    ):
+        assert torch.equal(coupled_part, plain_part), "of one row, both are the same"
 
 
 def test_sinkhorn_agrees_with_blackmambas_published_function() -> None:
     """Their function balances all tokens that it is given; ours, those of each group."""
     logits = normal(3, 40, 4)
     everything = torch.ones(3, 40, dtype=torch.bool)
-    for one, other in zip(sinkhorn(logits, everything), logits, strict=True):
-        assert torch.allclose(one, published_sinkhorn(other), rtol=1e-3)
-        assert torch.equal(one.argmax(-1), published_sinkhorn(other).argmax(-1))
+    for assignment, row_logits in zip(sinkhorn(logits, everything), logits, strict=True):
+        assert torch.allclose(assignment, published_sinkhorn(row_logits), rtol=1e-3)
+        assert torch.equal(assignment.argmax(-1), published_sinkhorn(row_logits).argmax(-1))
     flat = sinkhorn(logits.view(1, -1, 4), everything.view(1, -1))[0]
     assert torch.equal(flat.argmax(-1), published_sinkhorn(logits.view(-1, 4)).argmax(-1))
     assert not torch.equal(flat.view_as(logits).argmax(-1), sinkhorn(logits, everything).argmax(-1))
@@ -265,8 +267,10 @@ def test_compiled_without_a_graph_break(options: dict[str, Any]) -> None:
     parameters = [x, *(parameter for parameter in moe.parameters() if parameter.requires_grad)]
     expected = torch.autograd.grad(loss, parameters)
     assert torch.allclose(compiled, loss, rtol=1e-12)
-    for one, other in zip(torch.autograd.grad(compiled, parameters), expected, strict=True):
-        assert torch.allclose(one, other, rtol=1e-10, atol=1e-12)
+    for compiled_gradient, eager_gradient in zip(
+        torch.autograd.grad(compiled, parameters), expected, strict=True
+    ):
+        assert torch.allclose(compiled_gradient, eager_gradient, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("options", BALANCED)

@@ -223,9 +223,9 @@ def test_experts_are_those_of_transformers(family: str, monkeypatch: pytest.Monk
     for name, gradient in zip(trained, gradients[1:], strict=True):
         parts = names[name] if isinstance(names[name], tuple) else (names[name],)
         for part, tensor in zip(parts, split(name, gradient), strict=True):
-            wanted = their_parameters[part].grad
-            assert wanted is not None and float(wanted.abs().max()) > 0
-            assert torch.allclose(tensor, wanted, rtol=1e-9, atol=1e-11), (name, part)
+            their_gradient = their_parameters[part].grad
+            assert their_gradient is not None and float(their_gradient.abs().max()) > 0
+            assert torch.allclose(tensor, their_gradient, rtol=1e-9, atol=1e-11), (name, part)
 
 
 @pytest.mark.parametrize(

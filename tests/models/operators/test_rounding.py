@@ -28,5 +28,5 @@ def test_rounding_errors_of_rates_are_as_documented(name: str) -> None:
             exact, rounded = (pace(p.double()) for p in (parameter.data, parameter.data.bfloat16()))
             worst[leaf] = max(worst[leaf], float(((rounded - exact) / exact).abs().max()))
     assert any(worst.values()), "bf16 rounds some of them"
-    for leaf, most in worst.items():
-        assert most <= PACE[leaf][1], (leaf, most)
+    for leaf, error in worst.items():
+        assert error <= PACE[leaf][1], (leaf, error)

@@ -134,8 +134,8 @@ def test_heads_of_one_channel_are_gates() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hyena-mr"])
 def test_a_shared_filter_is_a_filter_of_each_of_its_channels(kind: str) -> None:
-    shared, each = (make(kind, groups=groups, **KINDS[kind][1]) for groups in (GROUPS, None))
-    for (name, few), many in zip(shared.named_parameters(), each.parameters(), strict=True):
+    shared, by_channel = (make(kind, groups=groups, **KINDS[kind][1]) for groups in (GROUPS, None))
+    for (name, few), many in zip(shared.named_parameters(), by_channel.parameters(), strict=True):
         differ = [n for n, (a, b) in enumerate(zip(few.shape, many.shape, strict=True)) if a != b]
         for dim in differ:
             few = few.repeat_interleave(8 // GROUPS, dim)
@@ -144,7 +144,7 @@ def test_a_shared_filter_is_a_filter_of_each_of_its_channels(kind: str) -> None:
     u = normal(2, 37, 8)
     cuts = (0, 5, 37)
     assert torch.allclose(
-        shared(u, context(2, 37, cuts)), each(u, context(2, 37, cuts)), atol=1e-12
+        shared(u, context(2, 37, cuts)), by_channel(u, context(2, 37, cuts)), atol=1e-12
     )
 
 

@@ -71,7 +71,7 @@ def apart(
         worst = max(worst, abs(loss * tensor - losses))
     for name, expected in gradients.items():
         if expected is not None:
-            held = [found[name] for _, _, found in answers[dropped:] if name in found]
+            held = [gradients[name] for _, _, gradients in answers[dropped:] if name in gradients]
             worst = max(worst, relative(assembled(held), expected.numpy()))
     return worst
 

@@ -86,7 +86,7 @@ def largest(model: Model, size: int, part: int, **forms: Any) -> int:
 
 
 @pytest.fixture
-def one(tiny_of: Callable[..., Model]) -> Callable[..., Model]:
+def block_of(tiny_of: Callable[..., Model]) -> Callable[..., Model]:
     def of(**options: Any) -> Model:
         return tiny_of("[x]", {"x": options})
 
@@ -95,8 +95,8 @@ def one(tiny_of: Callable[..., Model]) -> Callable[..., Model]:
 
 @pytest.mark.parametrize("part", [64, 128])
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_attention(one: Callable[..., Model], part: int, rank: int) -> None:
-    model, axis = one(kind="attention", heads=4, kv_heads=4), Axis(None, rank, 4)
+def test_attention(block_of: Callable[..., Model], part: int, rank: int) -> None:
+    model, axis = block_of(kind="attention", heads=4, kv_heads=4), Axis(None, rank, 4)
     dim = WIDTH // 4
     by_heads = forward_numbers(model, axis, part, attention="a2a")
     assert by_heads == 3 / 4 * 2 * (4 + 4) * dim * part
@@ -106,13 +106,15 @@ def test_attention(one: Callable[..., Model], part: int, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_latents_go_to_all_ranks_if_they_are_less(one: Callable[..., Model], rank: int) -> None:
+def test_latents_go_to_all_ranks_if_they_are_less(
+    block_of: Callable[..., Model], rank: int
+) -> None:
     axis, part, heads = Axis(None, rank, 4), 64, 4
     sizes = {"qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 6}
-    narrow = one(kind="mla", heads=heads, kv_lora_rank=8, **sizes)
+    narrow = block_of(kind="mla", heads=heads, kv_lora_rank=8, **sizes)
     queries_and_output = 3 / 4 * heads * (5 + 4 + 6) * part
     assert forward_numbers(narrow, axis, part) == queries_and_output + 3 * (8 + 4) * part
-    wide = one(kind="mla", heads=heads, kv_lora_rank=16, **sizes)
+    wide = block_of(kind="mla", heads=heads, kv_lora_rank=16, **sizes)
     assert forward_numbers(wide, axis, part) == 3 / 4 * 4 * heads * (5 + 4) * part
     hops, chunks = 3 * (16 + 4) * part, (heads * (9 + 6) + 16 + 4) * part
     assert hops < forward_numbers(wide, axis, part, attention="ring") <= hops + chunks
@@ -121,37 +123,37 @@ def test_latents_go_to_all_ranks_if_they_are_less(one: Callable[..., Model], ran
 @pytest.mark.parametrize("part", [64, 128])
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_halos_and_states_do_not_grow_with_the_row(
-    one: Callable[..., Model], part: int, rank: int
+    block_of: Callable[..., Model], part: int, rank: int
 ) -> None:
     axis, later = Axis(None, rank, 4), 3 - rank
     featurizer = 2 * 3 * WIDTH * (later > 0)
-    se = one(kind="hyena-se", groups=4, taps=7)
+    se = block_of(kind="hyena-se", groups=4, taps=7)
     assert forward_numbers(se, axis, part) == featurizer + 6 * WIDTH * (later > 0)
-    li = one(kind="hyena-li", state_size=4)
+    li = block_of(kind="hyena-li", state_size=4)
     assert forward_numbers(li, axis, part) == featurizer + 2 * 4 * WIDTH * later
-    heads = one(kind="hyena-li", state_size=4, groups=8, slow_heads=True)  # of two channels
+    heads = block_of(kind="hyena-li", state_size=4, groups=8, slow_heads=True)  # of two channels
     assert forward_numbers(heads, axis, part) == featurizer + 2 * 2 * 4 * WIDTH * later
-    mamba = one(kind="mamba2", state_size=8, head_dim=8)
+    mamba = block_of(kind="mamba2", state_size=8, head_dim=8)
     inner = 2 * WIDTH
     conv = 3 * (inner + 2 * 8) * (later > 0)
     assert forward_numbers(mamba, axis, part) == conv + (8 * 8 + 1) * 4 * later
-    delta = one(kind="delta", heads=2, value_heads=4, key_head_dim=6, value_head_dim=8)
+    delta = block_of(kind="delta", heads=2, value_heads=4, key_head_dim=6, value_head_dim=8)
     conv = 3 * (2 * 2 * 6 + 4 * 8) * (later > 0)
     assert forward_numbers(delta, axis, part) == conv + 6 * (6 + 8) * 4 * later
 
 
 @pytest.mark.parametrize("part", [64, 128])
-def test_long_filters_by_channels(one: Callable[..., Model], part: int) -> None:
+def test_long_filters_by_channels(block_of: Callable[..., Model], part: int) -> None:
     axis = Axis(None, 1, 4)
     featurizer = 2 * 3 * WIDTH
     exchanged = 3 / 4 * 2 * WIDTH * part
-    freeform = one(kind="hyena-li-freeform", filter_horizon=40)
+    freeform = block_of(kind="hyena-li-freeform", filter_horizon=40)
     assert forward_numbers(freeform, axis, part) == featurizer + exchanged
-    heads = one(kind="hyena-li-freeform", filter_horizon=40, groups=4, slow_heads=True)
+    heads = block_of(kind="hyena-li-freeform", filter_horizon=40, groups=4, slow_heads=True)
     assert forward_numbers(heads, axis, part) == featurizer + 4 * exchanged
-    modal = one(kind="hyena-li", state_size=4)
+    modal = block_of(kind="hyena-li", state_size=4)
     assert forward_numbers(modal, axis, part, hyena_li="a2a") == featurizer + exchanged
-    delta = one(kind="delta", heads=4, key_head_dim=6, value_head_dim=8)
+    delta = block_of(kind="delta", heads=4, key_head_dim=6, value_head_dim=8)
     channels = 2 * 6 + 2 * 8 + 2  # q, k, v, a decay and β; the output
     halo = 3 * 4 * (2 * 6 + 8)
     assert forward_numbers(delta, axis, part, delta="a2a") == halo + 3 / 4 * 4 * channels * part
@@ -198,10 +200,10 @@ class Count(TorchDispatchMode):
     ids=["attention", "shared heads", "halo", "channels"],
 )
 def test_work_does_not_grow_with_the_number_of_ranks(
-    one: Callable[..., Model], options: dict[str, Any]
+    block_of: Callable[..., Model], options: dict[str, Any]
 ) -> None:
     """Parts are as long for 4 ranks as for 8."""
-    model, result = one(**options), []
+    model, result = block_of(**options), []
     for size in (4, 8):
         axis = Axis(None, 1, size)
         model.shard(Axes(context=axis))

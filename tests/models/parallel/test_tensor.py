@@ -154,8 +154,10 @@ def test_gradients_of_replicated_parameters_must_be_summed(two: Ranks) -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))
-def test_every_member_finds_its_group(groups: int, each: int, size: int, more: int) -> None:
-    members = groups * each * size * more
+def test_every_member_finds_its_group(
+    groups: int, groups_per_rank: int, size: int, more: int
+) -> None:
+    members = groups * groups_per_rank * size * more
     result = []
     for rank in range(size):
         axis = Axis(None, rank, size)

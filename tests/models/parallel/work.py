@@ -190,8 +190,8 @@ def part_of(
     of the output, and the gradients of all inputs."""
     axis = context_axis()
     leaves = []
-    for each, cut in zip(inputs, divided, strict=True):
-        mine = each[:, axis.part(each.shape[1])] if cut else each
+    for whole, cut in zip(inputs, divided, strict=True):
+        mine = whole[:, axis.part(whole.shape[1])] if cut else whole
         leaves.append(torch.from_numpy(mine.copy()).requires_grad_())
     y = FUNCTIONS[function](axis, *leaves, *arguments)
     weight = torch.from_numpy(probe[:, axis.part(probe.shape[1])])
@@ -259,10 +259,10 @@ def flash_backward_on_cpu(
 ) -> tuple[Tensor, Tensor, Tensor]:
     result = []
     for dy_, q_, y_, total_, *kv in segments(call, [dy, q, y, total.T], [k, v]):
-        given = heads_first(dy_, q_, *kv, y_, like=q)
+        arguments = heads_first(dy_, q_, *kv, y_, like=q)
         result.append(
             torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *given, total_.T[None], 0.0, call.causal, scale=scale
+                *arguments, total_.T[None], 0.0, call.causal, scale=scale
             )
         )
     dq, dk, dv = (

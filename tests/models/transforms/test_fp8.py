@@ -68,13 +68,13 @@ def test_all_flops_of_matrices_are_listed(everything: Model) -> None:
     """All that the accounting counts as products with weights, and nothing else."""
     listed = sum(matrix.flops for matrix in iterate_matrices(everything, SMALL))
     counted = forward_flops(everything, 1)
-    others = 0.0
+    unlisted = 0.0
     for layer, block in zip(everything.config.layers, everything.typed_blocks(), strict=True):
         shared = everything.shared_block(layer)
         for operator in [*block.operators(), *([shared] if shared is not None else [])]:
             parts = operator.flops(1)
-            others += sum(v for k, v in parts.items() if k not in ("experts", "projections"))
-    assert listed == pytest.approx(sum(counted.values()) - others)
+            unlisted += sum(v for k, v in parts.items() if k not in ("experts", "projections"))
+    assert listed == pytest.approx(sum(counted.values()) - unlisted)
 
 
 def test_marks_are_those_of_the_list(tiny: Model) -> None:

@@ -218,15 +218,15 @@ def test_a_dry_run_shows_each_candidate(inside: Path) -> None:
 def test_a_grid_keeps_the_proportions_of_the_other_shares(
     weights: dict[str, float], share: float
 ) -> None:
-    first, *others = weights
+    first, *fixed = weights
     spec = PhaseSpec(tokens=1, weights=dict(weights))
     result = apply_shares({first: share}, "p", spec, file="m.yaml")
     assert sum(result.values()) == pytest.approx(1, abs=1e-12)
     assert result[first] == pytest.approx(share, abs=1e-5)
-    whole = sum(weights[name] for name in others)
-    for name in others:
+    whole = sum(weights[name] for name in fixed)
+    for name in fixed:
         expected = (1 - share) * weights[name] / whole
-        assert result[name] == pytest.approx(expected, abs=1e-5 * len(others))
+        assert result[name] == pytest.approx(expected, abs=1e-5 * len(fixed))
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_a_damaged_file_leaves_the_other_runs(
     client = open_board(runs)
     result = {run["name"]: run for run in client.json("api/runs")["runs"]}
     assert name in result["a"]["problem"] and problem in result["a"]["problem"]
-    for other, entries in (("base", STEPS), ("other", 12)):
-        assert (result[other]["entries"], result[other]["problem"]) == (entries, None)
+    for undamaged, entries in (("base", STEPS), ("other", 12)):
+        assert (result[undamaged]["entries"], result[undamaged]["problem"]) == (entries, None)
     shutil.copy(runs / "base/events.jsonl", runs / "a" / name)  # whole again, with other lines
     if name == "events.jsonl":
         client.board.refresh()

@@ -68,12 +68,12 @@ def check(store: Levels, entries: list[dict[str, Any]]) -> None:
                 for place, (first, last) in enumerate(zip(window.first, window.last, strict=True)):
                     part = values[int(first) - first_step : int(last) - first_step + 1]
                     known = part[np.isfinite(part)]
-                    mean, least, greatest = (item[place] for item in window.curves[name])
+                    mean, lowest, greatest = (item[place] for item in window.curves[name])
                     if not len(known):
-                        assert np.isnan(mean) and np.isnan(least)
+                        assert np.isnan(mean) and np.isnan(lowest)
                         continue
                     expected = (known.mean(), known.min(), known.max())
-                    assert np.allclose((mean, least, greatest), expected, rtol=1e-6)
+                    assert np.allclose((mean, lowest, greatest), expected, rtol=1e-6)
             steps = window.first.tolist()
             assert steps == sorted(set(steps)) and (window.last[:-1] + 1 == window.first[1:]).all()
             assert window.first[0] <= max(low, first_step)
@@ -136,7 +136,7 @@ def test_of_two_processes_one_writes_and_both_see(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     entries = lines(100)
     write(file, entries)
-    store, other = (Levels(str(file), tmp_path / "board") for _ in range(2))
+    store, reader = (Levels(str(file), tmp_path / "board") for _ in range(2))
     (tmp_path / "board").mkdir()
     with (tmp_path / "board" / levels.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
@@ -145,8 +145,8 @@ def test_of_two_processes_one_writes_and_both_see(tmp_path: Path) -> None:
     list(store.refresh())
     with (tmp_path / "board" / levels.LOCK).open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        list(other.refresh())
-        check(other, entries)
+        list(reader.refresh())
+        check(reader, entries)
 
 
 @pytest.mark.parametrize("damage", [b'{"step": ', b"\0\0", b"[1]", b""])

@@ -98,16 +98,16 @@ def test_what_is_no_file_of_a_run_is_refused(open_board: Any, runs: Path, tmp_pa
 def test_runs_are_listed_with_their_state_and_settings(open_board: Any, runs: Path) -> None:
     client = open_board(runs)
     listed = {run["name"]: run for run in client.json("api/runs")["runs"]}
-    base, other = listed["base"], listed["other"]
-    assert (base["status"], other["status"]) == ("finished", "running")
-    assert (base["step"], base["last_step"], other["step"]) == (STEPS, STEPS, 12)
+    base, running = listed["base"], listed["other"]
+    assert (base["status"], running["status"]) == ("finished", "running")
+    assert (base["step"], base["last_step"], running["step"]) == (STEPS, STEPS, 12)
     assert base["loss"] == lines(runs / "base/metrics.jsonl")[-1]["loss"]
     assert {"loss", "loss/web", "rows/code", "mfu", "memory"} <= set(base["series"])
     assert [phase["name"] for phase in base["phases"]] == ["stable", "anneal"]
-    assert other["phases"][1]["step"] == 10 and other["phases"][1]["tokens"] is not None
+    assert running["phases"][1]["step"] == 10 and running["phases"][1]["tokens"] is not None
     assert [(mark["kind"], mark["step"]) for mark in base["marks"]] == [("resume", 5)]
     settings = client.json("api/settings")
-    result = [settings[run["id"]]["optimizer.lr"] for run in (base, other)]
+    result = [settings[run["id"]]["optimizer.lr"] for run in (base, running)]
     assert result == [1e-3, 2e-3] and settings[base["id"]]["model.width"] == 64
 
 
@@ -170,9 +170,9 @@ def test_few_buckets_show_the_spike_and_a_click_finds_its_step(open_board: Any, 
         assert part["first"][0] == 0 and part["last"][-1] == STEPS - 1
         assert (np.diff(part["last"]) > 0).all() and (np.diff(part["x"]) > 0).all()
         for number, (first, last) in enumerate(zip(part["first"], part["last"], strict=True)):
-            own = expected[int(first) : int(last) + 1]
+            bucket = expected[int(first) : int(last) + 1]
             result = [item[number] for item in part["values"]["loss"]]
-            assert result == pytest.approx([np.mean(own), min(own), max(own)], rel=1e-6)
+            assert result == pytest.approx([np.mean(bucket), min(bucket), max(bucket)], rel=1e-6)
     near = {"curve": "loss", "first": 2, "last": 15, "value": expected[7] + 0.1}
     assert client.json(f"api/nearest/{id}", **near) == {"step": 7}
     assert client.json(f"api/nearest/{id}", **near | {"value": 0})["step"] == 15
@@ -214,21 +214,21 @@ def test_a_step_lists_the_documents_with_the_largest_losses(open_board: Any, run
     assert (plain["documents"], plain["documents_problem"]) == ([], None)
     first = plain["rows"][0]
     largest = first["documents"][0]["document"]
-    others = [
+    places = [
         (row["row"], piece["at"])
         for row in plain["rows"]
         for piece in row["documents"]
         if (row["source"], piece["document"]) != (first["source"], largest)
     ]
-    pieces = [PieceLoss(*place, 2.0, 4.0) for place in others]
+    pieces = [PieceLoss(*place, 2.0, 4.0) for place in places]
     pieces.append(PieceLoss(first["row"], first["documents"][0]["at"], 9.0, 3.0))
     file.write_bytes(encode_line(encode_step(7, 18.0, pieces)))
     try:
         share, *shares = client.json(url)["documents"]
         assert (share["rows"], share["share"], share["loss"]) == ([first["row"]], 0.5, 3.0)
         assert share["document"] == largest and share["page"] == 0
-        assert {row for share in shares for row in share["rows"]} == {row for row, _ in others}
-        assert sum(share["share"] for share in shares) == pytest.approx(len(others) / 9)
+        assert {row for share in shares for row in share["rows"]} == {row for row, _ in places}
+        assert sum(share["share"] for share in shares) == pytest.approx(len(places) / 9)
         file.write_bytes(file.read_bytes().replace(b"18.0", b"19.0"))
         damaged = client.json(url)
         assert "has an invalid line" in damaged["documents_problem"] and damaged["rows"]
@@ -259,9 +259,9 @@ def test_plan_layout_checkpoints_and_history(
     assert sum(stretch["tokens"] for stretch in stable["stretches"]) == 10 * BATCH * LENGTH
     taken = result["plan"]["taken"]
     assert [item["tokens"] for item in taken] == [BATCH * LENGTH] * STEPS, "a column ends at a step"
-    for each, line in zip(taken, lines(runs / "base/metrics.jsonl"), strict=True):
+    for column, line in zip(taken, lines(runs / "base/metrics.jsonl"), strict=True):
         rows = [line["sources"].get(name, {"rows": 0})["rows"] for name in ("web", "code")]
-        assert each["shares"] == [own / BATCH for own in rows]
+        assert column["shares"] == [source_rows / BATCH for source_rows in rows]
     ranks = result["layout"]["ranks"]
     assert [rank["place"]["dp"] for rank in ranks] == [0, 0, 1, 1]
     assert [rank["place"]["tp"] for rank in ranks] == [0, 1, 0, 1]

@@ -56,9 +56,9 @@ def set_phases(folder: RunFolder, steps: int) -> None:
 
 
 def test_each_run_has_its_own_phases(tmp_path: Path) -> None:
-    same = [make_run(tmp_path / name, LOSSES).root for name in "ab"]
-    set_phases(RunFolder(same[1]), 8)
-    _, page = compare(*same)
+    folders = [make_run(tmp_path / name, LOSSES).root for name in "ab"]
+    set_phases(RunFolder(folders[1]), 8)
+    _, page = compare(*folders)
     assert "<td>synthetic 256</td><td>synthetic 512</td>" in page
     runs = drawn_data(page)["runs"]
     assert [[phase["name"] for phase in run["phases"]] for run in runs] == [["synthetic"]] * 2
@@ -127,8 +127,8 @@ def test_losses_are_not_subtracted_where_a_dataset_is_missing(
     datasets: Path, tmp_path: Path
 ) -> None:
     run = run_on(str(datasets / "byte"), tmp_path / "byte")
-    other = make_run(tmp_path / "synthetic", LOSSES)
-    summary, page = compare(run.root, other.root)
+    synthetic = make_run(tmp_path / "synthetic", LOSSES)
+    summary, page = compare(run.root, synthetic.root)
     assert summary["loss_unit"] is None and "cannot be compared" in summary["note"]
     assert "Loss minus" not in page and "cannot be compared" in page
 

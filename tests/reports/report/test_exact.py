@@ -57,9 +57,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def write(folder: RunFolder, lines: list[dict[str, Any]]) -> None:
     with folder.metrics.open("w") as file:
         for step, line in enumerate(lines):
-            own = {"synthetic": {"loss": line["loss"], "weight": 64.0, "rows": 4}}
+            sources = {"synthetic": {"loss": line["loss"], "weight": 64.0, "rows": 4}}
             entry = {"step": step, "tokens": 64 * (step + 1), "lr": 1e-3, "phase": "synthetic"}
-            file.write(json.dumps({"sources": own, **entry, **line}) + "\n")
+            file.write(json.dumps({"sources": sources, **entry, **line}) + "\n")
 
 
 @settings(max_examples=12, deadline=None)
@@ -138,9 +138,9 @@ def test_few_buckets_keep_means_and_extremes(folder: RunFolder) -> None:
     assert table.last[0] - table.first[0] < table.last[-1] - table.first[-1], "a fine beginning"
     mean, low, high = table.curves["loss"]
     for place, (first, last) in enumerate(zip(table.first, table.last, strict=True)):
-        own = losses[int(first) : int(last) + 1]
-        assert mean[place] == pytest.approx(sum(own) / len(own))
-        assert (low[place], high[place]) == (min(own), max(own))
+        bucket = losses[int(first) : int(last) + 1]
+        assert mean[place] == pytest.approx(sum(bucket) / len(bucket))
+        assert (low[place], high[place]) == (min(bucket), max(bucket))
     middle = (table.first + table.last) // 2
     assert (table.step == middle).all() and (table.tokens == 64 * (middle + 1)).all()
     assert table.hours == pytest.approx((middle + 1) / 3600)
@@ -158,7 +158,7 @@ def test_the_first_difference_of_ledgers_is_that_of_common_steps(
 ) -> None:
     write(folder, [line(2.0)] * 9)
     run = RunData.load(folder)
-    other = RunData.load(make_run(tmp_path / "other", [2.0] * 9))
+    second_run = RunData.load(make_run(tmp_path / "other", [2.0] * 9))
 
     def ledger(run: RunData, hashes: dict[int, str]) -> None:
         lines = (json.dumps({"step": step, "hash": hash}) for step, hash in hashes.items())
@@ -166,8 +166,8 @@ def test_the_first_difference_of_ledgers_is_that_of_common_steps(
 
     ledger(run, {step: f"hash {step}" for step in range(9)})
     for first, changed, expected in ((0, {}, None), (4, {}, None), (4, {6: "x", 8: "y"}, 6)):
-        ledger(other, {step: changed.get(step, f"hash {step}") for step in range(first, 12)})
-        assert first_difference(run, other) == first_difference(other, run) == expected
+        ledger(second_run, {step: changed.get(step, f"hash {step}") for step in range(first, 12)})
+        assert first_difference(run, second_run) == first_difference(second_run, run) == expected
 
 
 def test_a_report_imports_no_torch(folder: RunFolder) -> None:

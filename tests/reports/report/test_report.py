@@ -182,14 +182,14 @@ def test_slow_ranks_are_named(tmp_path: Path) -> None:
     assert "slowest_lag" not in drawn_data(plain)["runs"][0]["series"] and "Slow ranks" not in plain
     rewrite(folder.metrics, lambda entry: entry.update(slowest_rank=3, slowest_lag=0.25))
     with folder.events.open("a") as events:
-        what = "rank 3 is slow: since step 0"
+        message = "rank 3 is slow: since step 0"
         events.write(
-            json.dumps({"event": "straggler", "step": 2, "time": 4.0, "what": what}) + "\n"
+            json.dumps({"event": "straggler", "step": 2, "time": 4.0, "what": message}) + "\n"
         )
     text = write_report([str(folder.root)])[0].read_text()
     check_page(text)
     assert "slowest_lag" in drawn_data(text)["runs"][0]["series"]
-    assert f"<tr><th>2</th><td>{what}</td></tr>" in text
+    assert f"<tr><th>2</th><td>{message}</td></tr>" in text
 
 
 def test_signals_of_few_steps_are_curves(tmp_path: Path) -> None:

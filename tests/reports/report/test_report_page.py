@@ -46,7 +46,7 @@ class Page:
         self.browser.open(self.file.as_uri())
         self.browser.until("return document.body.dataset.drawn")
 
-    def curve(self, panel: str, name: str, what: str = "mean") -> list[float]:
+    def curve(self, panel: str, name: str, statistic: str = "mean") -> list[float]:
         """Return a drawn curve of the panel, by its label."""
         script = (
             "const card = cards.find(each => each.panel.key === arguments[0]);"
@@ -54,7 +54,7 @@ class Page:
             "const found = card.plot.curves.find(curve => curve.label === arguments[1]);"
             "return found && [...found[arguments[2]]]"
         )
-        result: list[float] = self.browser.until(script, panel, name, what)
+        result: list[float] = self.browser.until(script, panel, name, statistic)
         return result
 
     def at_step(self, step: int, panel: str = "Loss") -> tuple[float, float]:
@@ -181,7 +181,7 @@ def test_runs_are_compared_and_switched_off(compared: Page, runs: Path) -> None:
     assert browser.run("return document.querySelectorAll('main b').length") == 0, "a name is HTML"
     difference = compared.curve("Loss minus the loss of base", "other <b>&")
     both = zip(lines(runs, "other <b>&"), lines(runs), strict=False)
-    expected = [one["loss"] - other["loss"] for one, other in both]
+    expected = [first_line["loss"] - second_line["loss"] for first_line, second_line in both]
     assert difference == pytest.approx(expected, abs=1e-6)
     browser.click("#runs button", 1)
     assert "Loss by source" in browser.run(titles)

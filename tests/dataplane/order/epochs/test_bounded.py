@@ -14,13 +14,13 @@ from headrace.dataplane.order.source_order import Draws, Position, SourceOrder
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes=st.lists(st.integers(0, 900)), most=st.integers(0, 5000))
-def test_values_stay_within_their_bytes(sizes: list[int], most: int) -> None:
-    kept: BoundedCache[int, int] = BoundedCache(most)
+@given(sizes=st.lists(st.integers(0, 900)), budget=st.integers(0, 5000))
+def test_values_stay_within_their_bytes(sizes: list[int], budget: int) -> None:
+    kept: BoundedCache[int, int] = BoundedCache(budget)
     for key, size in enumerate(sizes):
         kept.put(key, -key, size)
         held = [item for item in range(key + 1) if kept.get(item) is not None]
-        assert kept.budget == most - sum(sizes[item] + ENTRY_BYTES for item in held) >= 0
+        assert kept.budget == budget - sum(sizes[item] + ENTRY_BYTES for item in held) >= 0
         assert all(kept.get(item) == -item for item in held)
         assert len(kept) == len(held)
 
