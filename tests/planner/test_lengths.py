@@ -147,6 +147,6 @@ def test_a_plan_serves_all_lengths(mixture: Path, tmp_path: Path) -> None:
     )
     stored = load_plan(str(out))
     assert not list(find_differences(stored, job))
-    [_, *others] = stored.planned.phases
-    incomplete = replace(stored, planned=replace(stored.planned, phases=tuple(others)))
+    [_, *later_phases] = stored.planned.phases
+    incomplete = replace(stored, planned=replace(stored.planned, phases=tuple(later_phases)))
     assert "phase first/64: 64 tokens a row" in "\n".join(find_differences(incomplete, job))

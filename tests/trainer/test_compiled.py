@@ -18,10 +18,13 @@ FP8 = ["fsdp2-0-fp8", "fsdp2-0-fp32fp8-tp2", "deepspeed-1-fp8", "deepspeed-3-fp3
 EXPERTS = ["fsdp2-0-fp32-ep2", "deepspeed-1-fp32-tp2ep2"]
 
 
-def equal(ours: list[list[float]], wanted: list[list[float]], bound: float = 2e-6) -> bool:
+def equal(ours: list[list[float]], expected: list[list[float]], bound: float = 2e-6) -> bool:
     """Losses and norms of all steps are equal within rounding."""
-    pairs = zip(chain.from_iterable(ours), chain.from_iterable(wanted), strict=True)
-    return all(abs(one - other) < bound * max(1.0, other) for one, other in pairs)
+    pairs = zip(chain.from_iterable(ours), chain.from_iterable(expected), strict=True)
+    return all(
+        abs(number - expected_number) < bound * max(1.0, expected_number)
+        for number, expected_number in pairs
+    )
 
 
 @pytest.mark.slow

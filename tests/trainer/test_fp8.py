@@ -24,11 +24,13 @@ LAYOUTS = [
 LOSS, GRADIENT = 2e-5, 1e-2
 
 
-def worst(found: Any, folder: Path, wanted: Path, loss: float) -> dict[str, tuple[float, float]]:
+def worst(
+    results: Any, folder: Path, reference_folder: Path, loss: float
+) -> dict[str, tuple[float, float]]:
     """Return the difference of each layout: of the loss, and the greatest one of a gradient."""
-    reference = means(wanted / f"{REFERENCE}.pt")
+    reference = means(reference_folder / f"{REFERENCE}.pt")
     differences = {}
-    for layout, [[its_loss, _]] in found.items():
+    for layout, [[its_loss, _]] in results.items():
         have = means(folder / f"{layout}.pt")
         away = max(float((have[k] - w).norm() / w.norm()) for k, w in reference.items())
         differences[layout] = (abs(its_loss - loss), away)

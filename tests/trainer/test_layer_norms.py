@@ -27,20 +27,26 @@ def norms(in_processes: Any, ranks: int, folder: Path, layouts: list[str], **mor
     )
 
 
-def apart(found: Any, wanted: Any) -> list[float]:
+def apart(norms_by_layer: Any, expected: Any) -> list[float]:
     """Return the greatest relative difference of the weight, gradient and update norms."""
-    assert found.keys() == wanted.keys()
+    assert norms_by_layer.keys() == expected.keys()
     return [
-        max(abs(found[item][kind] - wanted[item][kind]) / wanted[item][kind] for item in wanted)
+        max(
+            abs(norms_by_layer[item][kind] - expected[item][kind]) / expected[item][kind]
+            for item in expected
+        )
         for kind in range(3)
     ]
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], model: str) -> None:
     reference = norms(in_processes, 1, folder, [REFERENCE], model=model)[REFERENCE]
-    others = norms(in_processes, ranks, folder, layouts, model=model)
-    for layout, (watched, whole, (same, norm)) in {REFERENCE: reference, **others}.items():
-        assert same, f"{layout}: the step changed"
+    norms_by_layout = norms(in_processes, ranks, folder, layouts, model=model)
+    for layout, (watched, whole, (unchanged, norm)) in {
+        REFERENCE: reference,
+        **norms_by_layout,
+    }.items():
+        assert unchanged, f"{layout}: the step changed"
         for layer, (weight, _, update) in watched.items():
             assert (weight, update) == pytest.approx(whole[layer], rel=1e-12), (layout, layer)
         total = math.sqrt(sum(gradient**2 for _, gradient, _ in watched.values()))
@@ -93,10 +99,12 @@ def check_forward(
         ranks, "watched_layers.forward_signals", folder, layouts=layouts, model=model, **more
     )
     expected = whole_forward(config_of(model))
-    for layout, own in result.items():
-        assert own.keys() == expected.keys(), layout
+    for layout, layer_signals in result.items():
+        assert layer_signals.keys() == expected.keys(), layout
         for layer, signals in expected.items():
-            assert {name: own[layer][name] for name in signals} == pytest.approx(signals, rel=1e-4)
+            assert {name: layer_signals[layer][name] for name in signals} == pytest.approx(
+                signals, rel=1e-4
+            )
 
 
 @pytest.mark.slow

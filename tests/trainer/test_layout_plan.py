@@ -117,8 +117,8 @@ def test_a_plan_is_what_a_run_resolves_to(
     assert format_bytes(predicted["memory"]) in drawn
     assert all(f"> {name}<" in drawn or f">{name}<" in drawn for name in predicted["memory_by"])
     assert "need each other" in plan("show", str(file), "--html", str(page), code=2).stderr
-    other = plan("show", str(file), "--model", "llama2-7b", "--html", str(page), code=1)
-    assert "the plan is for model" in other.stderr
+    refused = plan("show", str(file), "--model", "llama2-7b", "--html", str(page), code=1)
+    assert "the plan is for model" in refused.stderr
 
 
 @pytest.mark.long

@@ -80,8 +80,8 @@ def sampled(trainer: Any) -> list[str]:
     return [sample["text"] for sample in result]
 
 
-def apart(numbers: list[float], others: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(numbers, others, strict=True))
+def apart(numbers: list[float], expected: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(numbers, expected, strict=True))
 
 
 @pytest.mark.long
@@ -91,20 +91,27 @@ def test_a_run_equals_that_of_one_process(
 ) -> None:
     """Routers with losses on every stage, z-loss, packed documents, held-out rows that the ranks
     do not divide; then export and samples in one process."""
-    one, other = trained("one"), trained(layout)
-    assert other.lines("ledger.jsonl") == one.lines("ledger.jsonl")
+    one_process, laid_out = trained("one"), trained(layout)
+    assert laid_out.lines("ledger.jsonl") == one_process.lines("ledger.jsonl")
     limit = 0.0 if layout == "pp2" else 2e-6
-    assert apart(other.losses(), one.losses()) <= limit
-    assert apart(held_out(other), held_out(one)) <= limit
-    norms = [[e["grad_norm"] for e in item.lines("metrics.jsonl")] for item in (other, one)]
+    assert apart(laid_out.losses(), one_process.losses()) <= limit
+    assert apart(held_out(laid_out), held_out(one_process)) <= limit
+    norms = [
+        [e["grad_norm"] for e in item.lines("metrics.jsonl")] for item in (laid_out, one_process)
+    ]
     assert apart(*norms) <= 2e-5 * min(norms[1])
-    z_losses = [[e["z_loss"] for e in item.lines("metrics.jsonl")] for item in (other, one)]
+    z_losses = [
+        [e["z_loss"] for e in item.lines("metrics.jsonl")] for item in (laid_out, one_process)
+    ]
     assert apart(*z_losses) <= 2e-5 * min(z_losses[1])
-    expected, result = exported(one, tmp_path / "one"), exported(other, tmp_path / "other")
+    expected, result = (
+        exported(one_process, tmp_path / "one"),
+        exported(laid_out, tmp_path / "other"),
+    )
     assert result.keys() == expected.keys()
     weights = max(float((result[name] - expected[name]).abs().max()) for name in expected)
     assert weights <= (0.0 if layout == "pp2" else 2e-4)
-    assert sampled(other) == sampled(one)
+    assert sampled(laid_out) == sampled(one_process)
 
 
 @pytest.mark.long

@@ -29,10 +29,10 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
     for folder in (alone, together):
         folder.mkdir()
     reference = in_processes(1, "parity", alone, layouts=["deepspeed-0-fp32"], steps=3, model=model)
-    others = in_processes(
+    results = in_processes(
         2, "parity", together, layouts=[*FP32, "fsdp2-0-fp32"], steps=3, model=model
     )
-    for layout, result in others.items():
+    for layout, result in results.items():
         loss, norm = apart(result, reference["deepspeed-0-fp32"])
         assert loss < 2e-6, (layout, loss)
         assert norm < 2e-5, (layout, norm)
@@ -176,9 +176,9 @@ def gradients(file: Path) -> dict[str, torch.Tensor]:
     return {key: t for key, t in torch.load(file).items() if key.startswith("exp_avg.")}
 
 
-def farthest(have: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+def farthest(have: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
     """Return the greatest relative distance of a parameter."""
-    return max(float((have[key] - wanted[key]).norm() / wanted[key].norm()) for key in wanted)
+    return max(float((have[key] - expected[key]).norm() / expected[key].norm()) for key in expected)
 
 
 def test_bf16_does_not_round_the_weights_of_the_loss(in_processes: Any, tmp_path: Path) -> None:

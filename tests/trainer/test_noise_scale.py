@@ -27,8 +27,8 @@ def check(
     result = in_processes(
         ranks, "noisy_ranks.small_batches", folder, layouts=layouts, at_once=at_once, **more
     )
-    for layout, (rows, square, same) in result.items():
-        assert 0 < rows < 8 and same, (layout, rows, same)
+    for layout, (rows, square, unchanged) in result.items():
+        assert 0 < rows < 8 and unchanged, (layout, rows, unchanged)
         assert square == pytest.approx(whole_square(more.get("model", "tiny"), rows), rel=1e-4)
 
 
@@ -85,7 +85,9 @@ def test_the_scale_of_expected_squares_is_exact() -> None:
         entry = noise.add(squares(trace, square, 1024, 16384))
         assert entry["noise_scale"] == pytest.approx(300.0)
     weights = 0.95**2, 0.95, 1.0
-    trace = sum(w * each for w, each in zip(weights, (600.0, 600.0, 1200.0), strict=True))
+    trace = sum(
+        w * trace_of_step for w, trace_of_step in zip(weights, (600.0, 600.0, 1200.0), strict=True)
+    )
     assert noise.trace == pytest.approx(trace / sum(weights))
     assert noise.square == pytest.approx(noise.trace / 300)
 

@@ -203,8 +203,10 @@ def test_shards_of_gradients_are_the_whole_gradient(
     )
     for layout, norm in result.items():
         have = torch.load(together / f"{layout}.gradients.pt")
-        own = sum(float(gradient.double().square().sum()) for gradient in have.values()) ** 0.5
-        assert abs(norm - own) < 1e-12 * own, (layout, norm, own)
+        shard_norm = (
+            sum(float(gradient.double().square().sum()) for gradient in have.values()) ** 0.5
+        )
+        assert abs(norm - shard_norm) < 1e-12 * shard_norm, (layout, norm, shard_norm)
         assert abs(norm - expected) < NORM * expected, (layout, norm, expected)
         for name, gradient in whole.items():
             apart = float((have[name] - gradient).abs().max() / gradient.abs().max())

@@ -13,8 +13,8 @@ SCHEDULES = ["pp2", "pp2gpipe", "pp2x2"]
 MODELS = ["every", "untied", "shared"]
 
 
-def hold(found: dict[str, tuple[list[str], float, bool]]) -> None:
-    for case, (differing, worst, losses) in found.items():
+def hold(cases: dict[str, tuple[list[str], float, bool]]) -> None:
+    for case, (differing, worst, losses) in cases.items():
         assert not differing and worst < 1e-12 and losses, (case, differing, worst, losses)
 
 
@@ -91,8 +91,8 @@ def test_gathering_seldom_changes_nothing(in_processes: Any, tmp_path: Path) -> 
     options: dict[str, Any] = {"steps": 2, "model": "tiny"}
     layouts = ["fsdp2-0-fp32", "fsdp2-0-fp32-step", "fsdp2-0-fp32-micro", "fsdp2-0-fp32-pp2block"]
     layouts += ["fsdp2-0-fp32-pp2x2micro", "fsdp2-0-fp32-pp2step", "fsdp2-2-fp32-step"]
-    expected, *others = in_processes(4, "parity", layouts=layouts, **options).values()
-    for layout, result in zip(layouts[1:], others, strict=True):
+    expected, *gathered_seldom = in_processes(4, "parity", layouts=layouts, **options).values()
+    for layout, result in zip(layouts[1:], gathered_seldom, strict=True):
         for (loss, norm), (its_loss, its_norm) in zip(expected, result, strict=True):
             assert abs(its_loss - loss) < 2e-6 and abs(its_norm / norm - 1) < 2e-5, layout
 

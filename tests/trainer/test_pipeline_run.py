@@ -26,8 +26,8 @@ def ledger(run: Path) -> bytes:
     return (run / "ledger.jsonl").read_bytes()
 
 
-def near(losses: list[float], others: list[float]) -> bool:
-    return all(abs(a - b) < 2e-6 for a, b in zip(losses, others, strict=True))
+def near(losses: list[float], expected: list[float]) -> bool:
+    return all(abs(a - b) < 2e-6 for a, b in zip(losses, expected, strict=True))
 
 
 @pytest.mark.slow

@@ -208,12 +208,12 @@ def test_a_lost_ledger_ends_the_resume_unless_a_new_one_is_asked_for(trainer: An
 
 @pytest.mark.slow
 def test_weights_of_another_run_initialise_a_new_one(trainer: Any, whole: Any) -> None:
-    other = whole(1)
-    trainer.run("--stop-after", "1", f"init_from.path={other}", code=85)
+    parent = whole(1)
+    trainer.run("--stop-after", "1", f"init_from.path={parent}", code=85)
     start = trainer.lines("events.jsonl")[0]
-    assert start["checkpoint"] == str(other / "checkpoints" / store.name(6))
-    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", other)[:1]
-    assert trainer.losses()[0] != trainer.losses(other)[0], "the same rows, and other weights"
+    assert start["checkpoint"] == str(parent / "checkpoints" / store.name(6))
+    assert trainer.lines("ledger.jsonl") == trainer.lines("ledger.jsonl", parent)[:1]
+    assert trainer.losses()[0] != trainer.losses(parent)[0], "the same rows, and other weights"
 
 
 @pytest.mark.slow
@@ -226,8 +226,8 @@ def test_the_command_joins_torchrun(trainer: Any, whole: Any) -> None:
     assert done.returncode == 0, done.stderr
     assert trainer.losses() == trainer.losses(whole(2))
     events = trainer.lines("events.jsonl")
-    again, other = trainer.join([], [])
-    assert again[0] == other[0] == 0, again
+    again, second = trainer.join([], [])
+    assert again[0] == second[0] == 0, again
     assert "has already taken all of its 6 steps" in again[1]
     assert trainer.lines("events.jsonl") == events
 

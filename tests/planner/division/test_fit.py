@@ -35,14 +35,14 @@ def counted(problem: Problem, cuts: tuple[int, ...], choices: Sequence[Choice]) 
         held += sum(problem.modules[number].state for number in modules - {None})
         kept = sum(part.activations for part in parts)
         fixed = sum(part.activations for part in problem.end_costs(stage))
-        most, before = (
+        peak, before = (
             max((part.workspace + kept for part in problem.end_costs(stage)), default=0.0),
             fixed,
         )
         for choice in choices[first:end]:
             before += choice.activations
-            most = max(most, before + choice.workspace)
-        result.append(held + (alive - 1) * kept + most + 3)
+            peak = max(peak, before + choice.workspace)
+        result.append(held + (alive - 1) * kept + peak + 3)
     return result
 
 

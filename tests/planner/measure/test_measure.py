@@ -89,8 +89,8 @@ def test_operations_of_blocks() -> None:
     width, length = 128, 64
     attention = blocks.measure_block("attention", width, length, 2, "fp32", QUICK)
     pairs = length / 2  # each token sees half of the row
-    each = 2 * 4 * width**2 + 2 * 2 * width * pairs
-    assert attention.flops == 2 * length * each
+    flops_per_token = 2 * 4 * width**2 + 2 * 2 * width * pairs
+    assert attention.flops == 2 * length * flops_per_token
     mlp = blocks.measure_block("mlp", width, length, 1, "fp32", QUICK)
     hidden = 344
     assert mlp.parameters == 3 * width * hidden + width

@@ -83,10 +83,10 @@ def test_the_file_of_another_machine_is_refused(
         profiles.open_profile(measured, None, torch.device("cpu"), 4, "quick")
     data, _ = reader.read_yaml(measured)
     data["device"]["name"] = "abacus"
-    other = measured.with_name("other.yaml")
-    other.write_text(reader.dump(data))
+    foreign_file = measured.with_name("other.yaml")
+    foreign_file.write_text(reader.dump(data))
     with pytest.raises(PlanError, match="its device is abacus"):
-        profiles.open_profile(other, None, torch.device("cpu"), 2, "quick")
+        profiles.open_profile(foreign_file, None, torch.device("cpu"), 2, "quick")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     with pytest.raises(PlanError, match=r"number of threads of a rank is \d, not 7"):
         profiles.open_profile(measured, None, torch.device("cpu"), 2, "quick")

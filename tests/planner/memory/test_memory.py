@@ -84,19 +84,19 @@ def test_the_planner_counts_as_the_dry_run(
     ]  # fmt: skip
     with job_of(NAME, asked) as job:
         for stage, timeline in enumerate(result):
-            counted = max(timelines(job, stage), key=lambda each: each.highest)
+            counted = max(timelines(job, stage), key=lambda candidate: candidate.highest)
             assert timeline.parts == counted.parts
 
 
 def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: Costs) -> None:
     expected = {"engine": "fsdp2", "gather": "block", "rows": 8, "tp": 1, "cp": 1, "pp": 1}
     [free] = search(costs, 2, 1e12, settings=expected, num_best=1).candidates
-    most = free.timelines[0].highest
+    unlimited = free.timelines[0].highest
     nearest = search(costs, 2, 1.0, settings=expected, num_best=1).nearest
     assert nearest is not None
-    least = nearest.timelines[0].highest
-    assert least < 0.8 * most
-    budget = (least + most) / 2
+    minimum = nearest.timelines[0].highest
+    assert minimum < 0.8 * unlimited
+    budget = (minimum + unlimited) / 2
     [tight] = search(costs, 2, budget, settings=expected, num_best=1).candidates
     assert tight.timelines[0].highest <= budget
     assert tight.solution.price > free.solution.price
@@ -110,7 +110,7 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
         for kind in {*costs.trace.layers}
     ]
     assert all(item == sorted(item, reverse=True) for item in by_kind)
-    assert not search(costs, 2, 0.98 * least, settings=expected, num_best=1).candidates
+    assert not search(costs, 2, 0.98 * minimum, settings=expected, num_best=1).candidates
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
@@ -127,8 +127,8 @@ def test_alike_micro_batches_do_not_change_the_highest_level(costs: Costs, sched
                 grid_of(Fsdp2Config(), layout, 1),
                 shape=LayoutShape(LayoutConfig(pp=2), 1, 1, number),
             )
-            [*each] = costs.memory.timelines(grid, Fsdp2Config(), cuts, rules, every=True)
-            sizes.append(each[stage].highest)
+            [*level_by_micro] = costs.memory.timelines(grid, Fsdp2Config(), cuts, rules, every=True)
+            sizes.append(level_by_micro[stage].highest)
         assert sizes[1] == pytest.approx(sizes[0], rel=1e-3)
 
 

@@ -125,9 +125,11 @@ def test_rings_cross_the_network_where_they_leave_a_node(ranks: int, stride: int
 def test_merged_operations_send_a_message_each() -> None:
     machine, model = Machine(Hardware.load("h100"), "bf16"), load_model_config("tiny-hybrid")
     split = Split(cp=2)
-    one = Work("kernel", "short_convolution", (3, 64, 64), 1, 0)
-    layer = replace(trace_model(model, 64, PRECISIONS["bf16"], "cuda").kinds[0], forward=(one,))
-    three = replace(layer, forward=(replace(one, count=3),))
+    convolution = Work("kernel", "short_convolution", (3, 64, 64), 1, 0)
+    layer = replace(
+        trace_model(model, 64, PRECISIONS["bf16"], "cuda").kinds[0], forward=(convolution,)
+    )
+    three = replace(layer, forward=(replace(convolution, count=3),))
     whole = trace_model(model, 64, PRECISIONS["bf16"], "cuda")
     seconds = [
         price_layer(item, model, whole, PRECISIONS["bf16"], machine, split, 1, {})["context"]

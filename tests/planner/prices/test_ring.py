@@ -49,9 +49,11 @@ def flops(work: tuple[Work, ...]) -> float:
 def numbers(work: tuple[Work, ...]) -> Counter[tuple[object, ...]]:
     """Counts and bytes of operations of one kind."""
     result: Counter[tuple[object, ...]] = Counter()
-    for each in work:
-        result[each.kind, each.shape, each.saved] += each.count
-        result[each.kind, each.shape, each.saved, "bytes"] += each.count * each.bytes
+    for operation in work:
+        result[operation.kind, operation.shape, operation.saved] += operation.count
+        result[operation.kind, operation.shape, operation.saved, "bytes"] += (
+            operation.count * operation.bytes
+        )
     return result
 
 
@@ -76,12 +78,12 @@ def test_a_tile_of_each_size_stands_for_all() -> None:
 )
 def test_a_long_ring_follows_from_short_ones(ring: Ring) -> None:
     result, real = trace_ring(ring, 7), traces._record_ring(ring, 7)
-    for one, other in ((result.forward, real.forward), (result.backward, real.backward)):
-        assert flops(one) == pytest.approx(flops(other), rel=1e-3)
+    for predicted, recorded in ((result.forward, real.forward), (result.backward, real.backward)):
+        assert flops(predicted) == pytest.approx(flops(recorded), rel=1e-3)
         # The exchange of chunks has a few operations more or less.
         for kind, near in (("memory", 2e-3), ("launch", 0.1)):
             sums = [sum(w.count * max(w.bytes, 1) for w in item if w.kind == kind)
-                    for item in (one, other)]  # fmt: skip
+                    for item in (predicted, recorded)]  # fmt: skip
             assert sums[0] == pytest.approx(sums[1], rel=near)
     assert result.tiled == (ring.device == "cpu")
 

@@ -36,8 +36,10 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
     one fits, at most 1% slower than the best. Negative control: without exchanges it is not."""
     hardware = cpu_hardware(tmp_path)
     whole = load_model_config("tiny-hybrid")
-    own = {name: each for name, each in whole.operators.items() if name not in ("se", "mamba")}
-    model = replace(whole, pattern="[mr, li, attention]", operators=own)
+    operators = {
+        name: operator for name, operator in whole.operators.items() if name not in ("se", "mamba")
+    }
+    model = replace(whole, pattern="[mr, li, attention]", operators=operators)
     costs = of(model, hardware)
     [any_plan] = search(costs, 2, 1e12, settings=WANTED, num_best=1).candidates
     grid, problem = any_plan.grid, any_plan.problem
@@ -45,13 +47,13 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
     for choices in product(*(problem.kinds[kind].choices for kind in problem.layers)):
         [timeline] = costs.timelines(grid, (), [choice.name for choice in choices])
         every.append((price_division(problem, (), choices).price, timeline.highest))
-    least, most = (act(bytes for _, bytes in every) for act in (min, max))
+    min_bytes, max_bytes = (act(bytes for _, bytes in every) for act in (min, max))
     gaps = []
     for counted in (exchange.COUNTED_LAYERS, 0):
         monkeypatch.setattr(exchange, "COUNTED_LAYERS", counted)
         gaps.append(0.0)
         for part in (0.0, 0.05, 0.2, 0.4, 0.6, 0.8):
-            budget = least + part * (most - least)
+            budget = min_bytes + part * (max_bytes - min_bytes)
             best = min(price for price, size in every if size <= budget)
             [result] = search(
                 of(model, hardware), 2, budget, settings=WANTED, num_best=1

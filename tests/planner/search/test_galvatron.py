@@ -57,10 +57,10 @@ def test_the_adapter_prices_its_plans_as_it_does(name: str) -> None:
 def test_a_fine_grained_search_finds_its_plan(name: str) -> None:
     seconds, _, cuts, layers, *_ = theirs(CASES[name])
     galvatron = Galvatron(CASES[name])
-    result, point, own_cuts, own = galvatron.search()
+    result, point, own_cuts, best_layers = galvatron.search()
     assert result == pytest.approx(seconds, rel=FITTED)
     assert own_cuts == tuple(cuts)
-    assert galvatron.fits(point, own_cuts, own)
+    assert galvatron.fits(point, own_cuts, best_layers)
     # Negative control: its plan with one layer more that recomputes is dearer.
     changed = list(layers)
     changed[-1] = Layer(changed[-1].zero3, recompute=True)

@@ -62,39 +62,43 @@ def question(machine: str, *lengths: int, **more: Any) -> PlanRequest:
 
 def test_one_plan_serves_all_phases(machine: str) -> None:
     plans = make_plans(question(machine, 16, 32, 16))
-    assert [own.costs.phase.name for own in plans.phases] == ["of16", "of32"]
+    assert [phase_search.costs.phase.name for phase_search in plans.phases] == ["of16", "of32"]
     assert plans.phases[0].costs.phase.rows == 8  # those of both phases of 16 tokens
     assert plans.best is not None
     seconds = {phase.name: phase.seconds for phase in plans.best.planned.phases}
-    for own, each in zip(plans.phases, plans.by_phase, strict=True):
-        name = own.costs.phase.name
-        assert seconds[name] >= each.predicted.seconds * (1 - 1e-9)
+    for phase_search, phase_best in zip(plans.phases, plans.by_phase, strict=True):
+        name = phase_search.costs.phase.name
+        assert seconds[name] >= phase_best.predicted.seconds * (1 - 1e-9)
     assert len(plans.best.planned.phases) == 2
     memory = {phase.name: phase.memory for phase in plans.best.planned.phases}
     assert max(size for size in memory.values() if size) == plans.best.predicted.memory
-    for own, result in zip(plans.phases, plans.best_in_phases, strict=True):
-        assert memory[own.costs.phase.name] == peak_timeline(result.timelines).highest
-    for own, result in zip(plans.phases, plans.best_in_phases, strict=True):
-        assert result.plan.price == seconds[own.costs.phase.name]
+    for phase_search, result in zip(plans.phases, plans.best_in_phases, strict=True):
+        assert memory[phase_search.costs.phase.name] == peak_timeline(result.timelines).highest
+    for phase_search, result in zip(plans.phases, plans.best_in_phases, strict=True):
+        assert result.plan.price == seconds[phase_search.costs.phase.name]
 
 
 def test_the_plan_of_all_phases_is_drawn_where_it_is_not_the_best_of_the_phase(
     machine: str,
 ) -> None:
     plans = make_plans(question(machine, 16, 32))
-    [one, two] = [build_phase_plan(own.best) for own in plans.phases]
-    other = build_phase_plan(plans.phases[0].outcome.candidates[1])
+    [first, second] = [build_phase_plan(phase_search.best) for phase_search in plans.phases]
+    runner_up = build_phase_plan(plans.phases[0].outcome.candidates[1])
     titles = [
         title
-        for title, *_ in plans_to_simulate(replace(plans, best_in_phases=[one, two]), [], None)
+        for title, *_ in plans_to_simulate(replace(plans, best_in_phases=[first, second]), [], None)
     ]
     assert titles == ["phase of16", "phase of32"]
-    explained = list(zip(plans.phases, (own.best for own in plans.phases), strict=True))
-    result = plans_to_simulate(replace(plans, best_in_phases=[other, two]), explained[:1], "tp=1")
+    explained = list(
+        zip(plans.phases, (phase_search.best for phase_search in plans.phases), strict=True)
+    )
+    result = plans_to_simulate(
+        replace(plans, best_in_phases=[runner_up, second]), explained[:1], "tp=1"
+    )
     assert [title for title, *_ in result] == [
         *titles, "phase of16 with the plan of all phases", "phase of16 with tp=1",
     ]  # fmt: skip
-    assert result[2][2] is other
+    assert result[2][2] is runner_up
 
 
 def test_layouts_that_read_alike_are_shown_with_what_differs() -> None:
@@ -124,8 +128,8 @@ def test_layouts_of_states_are_tried_by_both_forms(machine: str) -> None:
 
 
 def test_reshard_of_a_layer_is_a_choice_of_fsdp2_by_block_alone(machine: str) -> None:
-    [own] = make_plans(question(machine, 16)).phases
-    costs = own.costs
+    [phase_search] = make_plans(question(machine, 16)).phases
+    costs = phase_search.costs
     layout = LayoutConfig()
     grids = [
         Grid(LayoutShape(layout, 2, 1, 2), engine, layout)
@@ -160,13 +164,15 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
     def launches(engine: EngineConfig) -> tuple[float, dict[Any, float], float]:
         layout = LayoutConfig()
         grid = Grid(LayoutShape(layout, 2, 1, 2), engine, layout)
-        one, two = (c.problem(grid, 1e9, all_choices=True).kinds[0] for c in (plain, slow))
+        plain_kind, slow_kind = (
+            c.problem(grid, 1e9, all_choices=True).kinds[0] for c in (plain, slow)
+        )
         more = {
             a.name.rule: (b.backward - a.backward) / overhead.operation
-            for a, b in zip(one.choices, two.choices, strict=True)
+            for a, b in zip(plain_kind.choices, slow_kind.choices, strict=True)
             if a.name.reshard is None
         }
-        ahead, update = two.forward - one.forward, two.update - one.update
+        ahead, update = slow_kind.forward - plain_kind.forward, slow_kind.update - plain_kind.update
         return ahead / overhead.operation, more, update / overhead.operation
 
     forward, backward, update = launches(DeepSpeedConfig())
@@ -186,11 +192,11 @@ def test_launches_are_those_of_operations_recomputed_calls_and_blocks(machine: s
 
 def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
     """Such a layer gathers whole weights, and its messages are those of a context axis."""
-    [own] = make_plans(question(machine, 16)).phases
+    [phase_search] = make_plans(question(machine, 16)).phases
     layout = LayoutConfig(tp=2)
     grid = Grid(LayoutShape(layout, 1, 2, 2), Fsdp2Config(), layout)
-    problem = own.costs.problem(grid, 1e9, simulate=True, all_choices=True)
-    plain = own.costs.problem(grid, 1e9, all_choices=True)
+    problem = phase_search.costs.problem(grid, 1e9, simulate=True, all_choices=True)
+    plain = phase_search.costs.problem(grid, 1e9, all_choices=True)
     for kind, without in zip(problem.kinds, plain.kinds, strict=True):
         by = {c.name.key: c for c in kind.choices}
         rank, whole = by["none", None, False], by["none", None, True]
@@ -198,9 +204,9 @@ def test_tensor_ranks_as_context_ranks_are_simulated(machine: str) -> None:
         assert "tensor" in rank.name.forward
         assert whole.workspace > rank.workspace  # whole weights of all tensor ranks
         assert kind.forward <= without.forward
-        same = next(c for c in without.choices if c.name.key == rank.name.key)
-        own = kind.forward + rank.backward + kind.update / 2  # two micro-batches
-        assert own == pytest.approx(without.forward + same.backward + without.update / 2)
+        same_choice = next(c for c in without.choices if c.name.key == rank.name.key)
+        seconds = kind.forward + rank.backward + kind.update / 2  # two micro-batches
+        assert seconds == pytest.approx(without.forward + same_choice.backward + without.update / 2)
 
 
 def test_reasons_of_layouts_that_were_not_asked_for_are_not_listed(machine: str) -> None:

@@ -38,18 +38,18 @@ def test_the_search_is_near_brute_force() -> None:
     infeasible = wrong_when_even = 0
     for seed in range(CASES):
         problem = random_problem(seed)
-        least = brute_force(problem)
+        optimum = brute_force(problem)
         solution = solve(problem)
-        assert fits(problem, solution) == math.isfinite(least), seed
-        if math.isinf(least):
+        assert fits(problem, solution) == math.isfinite(optimum), seed
+        if math.isinf(optimum):
             infeasible += 1
             continue
         assert solution is not None
-        assert solution.bound <= least * (1 + 1e-9), seed
-        assert least * (1 - 1e-9) <= solution.price <= 1.01 * least, seed
+        assert solution.bound <= optimum * (1 + 1e-9), seed
+        assert optimum * (1 - 1e-9) <= solution.price <= 1.01 * optimum, seed
         stages.add(problem.stages)
         cuts = even_cuts(len(problem.layers), problem.stages)
-        wrong_when_even += brute_force(problem, [cuts]) > 1.01 * least
+        wrong_when_even += brute_force(problem, [cuts]) > 1.01 * optimum
     assert stages == {1, 2, 3, 4}
     assert 50 < infeasible < CASES / 2
     # Negative control: a search that divides the layers evenly fails this test.
@@ -61,11 +61,11 @@ def test_interleaved_chunks_are_near_brute_force(monkeypatch: pytest.MonkeyPatch
 
     def find_worst() -> float:
         gaps = []
-        for problem, least in zip(problems, prices, strict=True):
+        for problem, optimum in zip(problems, prices, strict=True):
             solution = solve(problem)
-            assert fits(problem, solution) == math.isfinite(least)
-            if solution is not None and math.isfinite(least):
-                gaps.append(solution.price / least - 1)
+            assert fits(problem, solution) == math.isfinite(optimum)
+            if solution is not None and math.isfinite(optimum):
+                gaps.append(solution.price / optimum - 1)
         return max(gaps)
 
     problems = [random_problem(seed, ("interleaved",)) for seed in range(120)]
@@ -116,16 +116,16 @@ def test_many_alike_layers_are_near_brute_force(monkeypatch: pytest.MonkeyPatch)
     numbers = [n for n in product(range(LAYERS + 1), repeat=WAYS - 1) if sum(n) <= LAYERS]
     counts = np.array([(*n, LAYERS - sum(n)) for n in numbers])
     problems = [many_layers(seed) for seed in range(60)]
-    least = []
+    optima = []
     for problem in problems:
         choices = problem.kinds[0].choices
         fits = counts @ np.array([choice.state for choice in choices]) <= problem.budget
         seconds = counts @ np.array([choice.backward for choice in choices])
-        least.append(seconds[fits].min(initial=math.inf))
+        optima.append(seconds[fits].min(initial=math.inf))
 
     def find_worst() -> float:
         gaps = []
-        for problem, best in zip(problems, least, strict=True):
+        for problem, best in zip(problems, optima, strict=True):
             plan = plan_stage(problem)
             assert (plan is None) == math.isinf(best)
             if plan is not None:
@@ -176,8 +176,8 @@ def test_the_least_of_all_limits_is_found_without_trying_all(
     relaxation = Relaxation(problem, [(kind, alive) for kind in range(len(problem.kinds))], 0.0)
     counts, room = np.array([problem.layer_counts]), part * problem.budget
     every = relaxation.backward(counts[0], room - relaxation.limits, slice(None))
-    [least] = relaxation.table(counts, np.array([room]))
-    assert least == pytest.approx(every.min())
+    [smallest] = relaxation.table(counts, np.array([room]))
+    assert smallest == pytest.approx(every.min())
 
 
 def test_a_bound_that_is_too_high_is_detected() -> None:

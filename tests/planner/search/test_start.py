@@ -70,7 +70,7 @@ def commands(tmp_path: Path) -> list[list[str]]:
     fp8 = ["--seq-len", "64", "--batch-tokens", "1Ki", "--hardware", "h200", "--roofline"]
     narrow = tmp_path / "fp8.yaml"
     narrow.write_text(yaml.safe_dump({"precision": "fp8"}))
-    each = [
+    arguments = [
         [*rows, "--hardware", hardware, "--gpus", "2"],
         [*rows, "--hardware", hardware, "--gpus", "2", "--explain", "pp=2", "--json"],
         [*rows, "--hardware", hardware, "--gpus", "1", "--run", str(run)],
@@ -79,7 +79,7 @@ def commands(tmp_path: Path) -> list[list[str]]:
     ]
     file = str(tmp_path / "plan.yaml")
     model = ["plan", "--model", "tiny-transformer", "--out", file]
-    return [*([*model, *words] for words in each), ["plan", "show", file]]
+    return [*([*model, *words] for words in arguments), ["plan", "show", file]]
 
 
 def test_a_plan_of_traced_models_needs_no_torch(commands: list[list[str]], tmp_path: Path) -> None:

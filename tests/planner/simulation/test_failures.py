@@ -53,10 +53,10 @@ def test_goodput_is_that_of_a_monte_carlo_simulation(
 
 def test_a_goodput_without_background_writes_is_detected() -> None:
     """Negative control of the test above."""
-    known, *others = CASES[1]
+    known, *arguments = CASES[1]
     without = Failures(save=known.save, write=0.0, restart=known.restart)
-    other = monte_carlo(known, *others, failures=40_000)  # type: ignore[arg-type]
-    assert goodput(without, *others) > 1.05 * other  # type: ignore[arg-type]
+    measured = monte_carlo(known, *arguments, failures=40_000)  # type: ignore[arg-type]
+    assert goodput(without, *arguments) > 1.05 * measured  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -81,8 +81,8 @@ def test_the_events_of_a_micro_batch_fill_its_passes(simulation: Simulation) -> 
         assert clock == pytest.approx(stage.forward[0] + stage.backward[0])
         lanes = {event.lane for event in events}
         assert {"compute", "tensor", "context", "data", "hidden"} <= lanes
-        beside = sum(e.end - e.start for e in events if e.lane == "hidden")
-        assert beside > sum(e.end - e.start for e in events if e.lane == "data") > 0
+        hidden_seconds = sum(e.end - e.start for e in events if e.lane == "hidden")
+        assert hidden_seconds > sum(e.end - e.start for e in events if e.lane == "data") > 0
 
 
 def test_recorded_messages_are_those_of_the_layout(simulation: Simulation) -> None:
@@ -115,8 +115,10 @@ def test_a_slow_part_slows_its_stage(simulation: Simulation, part: str, rank: in
     assert seconds(1.0) == pytest.approx(simulation.step.seconds)
     assert simulation.step.seconds < seconds(1.5) < seconds(3.0)
     slow = simulation.slow_down(Slowdown(part, rank, 3.0)).timeline.spans  # type: ignore[arg-type]
-    same = 0 if rank else 1
-    for before, after in zip(simulation.step.timeline.spans[same], slow[same], strict=True):
+    unaffected = 0 if rank else 1
+    for before, after in zip(
+        simulation.step.timeline.spans[unaffected], slow[unaffected], strict=True
+    ):
         assert after.end - after.start == pytest.approx(before.end - before.start)
 
 

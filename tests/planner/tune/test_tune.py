@@ -157,9 +157,9 @@ def test_a_planted_wrong_rate_is_corrected_by_trials(
     assert pricer.price(best, stored, *at)[0] == pytest.approx(measured, rel=0.05)
     # The other engine at that length, with its own seconds of a step.
     assert {best.engine.kind, outcome.rows[-1].plan.engine.kind} == set(ENGINES)
-    other = replace(best, engine=outcome.rows[-1].plan.engine)
-    measured_other = runner(replace(trial, plan=other)).seconds
-    assert pricer.price(other, stored, *at)[0] == pytest.approx(measured_other, rel=0.05)
+    runner_up = replace(best, engine=outcome.rows[-1].plan.engine)
+    measured_other = runner(replace(trial, plan=runner_up)).seconds
+    assert pricer.price(runner_up, stored, *at)[0] == pytest.approx(measured_other, rel=0.05)
     # Negative control: the wrong figures are off there too.
     assert pricer.price(best, tune_request.hardware, *at)[0] < 0.85 * measured
     text = "\n".join(work.format_lines(outcome))
@@ -180,15 +180,15 @@ def test_launches_are_found_where_the_best_layouts_have_the_same(
     outcome = work.tune(tune_request, TuneFolder(tmp_path / "tune"), run)
     best, stored = outcome.best.plan, Hardware.load(tmp_path / "tune" / "hardware.yaml")
     layers = tuple(replace(span, recompute="operator") for span in best.layers)
-    other = replace(best, layers=layers, micro_batch_tokens=HELD_OUT)
+    unmeasured = replace(best, layers=layers, micro_batch_tokens=HELD_OUT)
     at = (HELD_OUT, 4 * HELD_OUT)
-    exact = pricer.price(other, machine, *at)[0]
-    assert pricer.price(other, stored, *at)[0] == pytest.approx(exact, rel=0.05)
+    exact = pricer.price(unmeasured, machine, *at)[0]
+    assert pricer.price(unmeasured, stored, *at)[0] == pytest.approx(exact, rel=0.05)
     # Negative control: without launches the same layout is far off.
     result = stored.file.overhead
     assert result is not None
     without = replace(stored.file, overhead=replace(result, operation=0.0))
-    assert pricer.price(other, Hardware(without, "x"), *at)[0] < 0.85 * exact
+    assert pricer.price(unmeasured, Hardware(without, "x"), *at)[0] < 0.85 * exact
 
 
 def test_probes_change_one_thing_of_the_best_layout(
@@ -271,24 +271,24 @@ def test_a_plan_of_another_model_or_machine_is_refused_with_each_difference(
     tune_request: work.TuneRequest, truth: HardwareFile
 ) -> None:
     work.check_request(tune_request, None)
-    other = replace(
+    foreign_request = replace(
         tune_request,
         pricer=replace(tune_request.pricer, model=load_model_config("tiny-hybrid")),
         hardware=Hardware(truth, "other.yaml"),
     )
     with pytest.raises(LayoutError) as error:
-        work.check_request(other, 0)
+        work.check_request(foreign_request, 0)
     for words in ("model: the plan has", "hardware: the plan has cpu#", "this machine 0 GPUs"):
         assert words in str(error.value)
 
 
 def test_a_trial_is_read_from_its_run(tmp_path: Path) -> None:
-    beside = {
+    measurements = {
         "clock": "seconds",
         "phases": [{"measured": 0.25}],
         "memory": {"measured": [None, 7, 9]},
     }
-    (tmp_path / "measured.json").write_bytes(seal(beside))
+    (tmp_path / "measured.json").write_bytes(seal(measurements))
     result = read_result(tmp_path)
     assert (result.outcome, result.seconds, result.memory) == ("measured", 0.25, 9)
 

@@ -81,7 +81,9 @@ def test_the_copy_of_weights_that_scores_need_is_counted(ask: Any, device: str) 
     model = build_meta(ask().model)
     number = sum(parameter.numel() for parameter in model.parameters())
     fp32 = model.full_precision(PRECISIONS["bf16"])
-    halves = sum(each.numel() for name, each in model.named_parameters() if name not in fp32)
+    halves = sum(
+        parameter.numel() for name, parameter in model.named_parameters() if name not in fp32
+    )
     weights = 4 * number - (2 * halves if device == "cuda" else 0)
     scoring = about["scoring"]["memory"]
     (training,) = about["memory_by_tensor_rank"]

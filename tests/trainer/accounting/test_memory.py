@@ -29,8 +29,8 @@ def long(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.long)
 
 
-def is_near(found: int, real: int) -> bool:
-    return 0.99 <= found / real <= 1.03
+def is_near(counted: int, real: int) -> bool:
+    return 0.99 <= counted / real <= 1.03
 
 
 @pytest.mark.slow

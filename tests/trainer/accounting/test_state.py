@@ -72,8 +72,8 @@ def measure() -> Iterator[Callable[[int, str], list[Measured]]]:
         @cache
         def run(ranks: int, layout: str) -> list[Measured]:
             # The other model has experts, and a large part outside of its layers.
-            other = layout.startswith("fsdp2") or "ep" in layout.split("-")[-1]
-            return pool(ranks).run("measure", layout, "shared" if other else "tiny")
+            uses_shared = layout.startswith("fsdp2") or "ep" in layout.split("-")[-1]
+            return pool(ranks).run("measure", layout, "shared" if uses_shared else "tiny")
 
         yield run
 
@@ -87,8 +87,8 @@ def differences(layout: str, measured: list[Measured], parts: list[StatePart]) -
         listed = state_bytes(masters_apart(parts), ranks[0]["shards"], ranks[0]["degrees"])
         for part in ranks[0]["held"]:
             difference = max(rank["held"][part] for rank in ranks) - listed.get(part, 0)
-            least = -SMALL_TENSORS - less_ahead(layout, part, ranks[0])
-            if not least <= difference <= SMALL_TENSORS + edge(layout, part, ranks[0]):
+            lower_bound = -SMALL_TENSORS - less_ahead(layout, part, ranks[0])
+            if not lower_bound <= difference <= SMALL_TENSORS + edge(layout, part, ranks[0]):
                 wrong[f"{part} of tensor rank {tensor_rank}"] = difference
     return wrong
 

@@ -38,9 +38,9 @@ def test_an_error_of_rank_0_is_the_error_of_all(two: Ranks) -> None:
     error = IntegrityError("the ledger ends at step 3", hint="restore it")
     expected = "IntegrityError: the ledger ends at step 3\n  hint:  restore it"
     assert two.run("refuse_first", error) == [expected] * 2
-    first, other = two.run("refuse_first", ValueError("a bug"))
+    first, second = two.run("refuse_first", ValueError("a bug"))
     assert first == "ValueError: a bug"
-    assert other.startswith("RunError: rank 0 failed: ValueError('a bug')")
+    assert second.startswith("RunError: rank 0 failed: ValueError('a bug')")
 
 
 def test_a_rank_that_fails_stops_all(two: Ranks) -> None:

@@ -51,9 +51,9 @@ def test_a_lost_rank_is_named_among_ranks_of_one_address(tmp_path: Any) -> None:
     said = [answers.get() for _ in range(2 * (WORLD - 1))]
     for process in processes:
         process.join()
-    for rank, known, what in said:
+    for rank, known, message in said:
         peer = f"rank {LOST} at" if known else "another rank at"
-        assert what.startswith(f"rank {rank} lost its connection to {peer} "), what
+        assert message.startswith(f"rank {rank} lost its connection to {peer} "), message
 
 
 def test_a_message_without_a_port_names_no_rank() -> None:

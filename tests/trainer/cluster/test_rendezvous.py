@@ -112,10 +112,10 @@ def test_another_world_size_that_comes_late_is_known_before_the_first_step() -> 
 def test_the_error_of_a_rank_ends_all_others_at_once(failed: int) -> None:
     """One of them comes when the others have gone already to look for the error."""
     threads = Threads()
-    others = [rank for rank in range(3) if rank != failed]
-    first = threads.come(others[0], 3)
+    survivors = [rank for rank in range(3) if rank != failed]
+    first = threads.come(survivors[0], 3)
     told = threads.fail(failed, 3)
-    answers = [first.result(), threads.come(others[1], 3).result()]
+    answers = [first.result(), threads.come(survivors[1], 3).result()]
     said = f"rank {failed} failed before it joined the others: unknown key `lr`"
     assert all(said in answer for answer in answers)
     told.result()

@@ -88,7 +88,7 @@ def resume_elsewhere(trainer: Any, machines: tuple[Host, Host], start: Start) ->
     assert len(trainer.losses()) == saved + 6
     assert ledger(trainer.out) == ledger(undisturbed)
     pairs = zip(trainer.losses(), trainer.losses(undisturbed), strict=True)
-    assert max(abs(one - other) for one, other in pairs) < 5e-6
+    assert max(abs(loss - expected_loss) for loss, expected_loss in pairs) < 5e-6
     starts = [event for event in trainer.lines("events.jsonl") if "layout" in event]
     assert [event["layout"]["dp"] for event in starts] == [2, 1, 2]
 

@@ -77,7 +77,7 @@ def test_frozen_masters_are_in_checkpoints_of_every_engine(two: Ranks, tmp_path:
     for rank in two.run("freezing.save_and_load", tmp_path, "zero1", "fsdp2", "bf16"):
         assert all(rank)
     stored, averages = (read_weights(tmp_path / step_name(1), kind) for kind in ("master", "ema"))
-    expected = {name: each.float() for name, each in dict(initial_weights(config(), 3)).items()}
+    expected = {name: weight.float() for name, weight in dict(initial_weights(config(), 3)).items()}
     assert set(stored) == set(averages) == set(expected)
     for name, tensor in expected.items():
         assert torch.equal(stored[name], tensor) and torch.equal(averages[name], tensor)

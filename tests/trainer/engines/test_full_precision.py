@@ -81,7 +81,7 @@ def test_they_are_counted_and_shown(ask: Any) -> None:
     """Whole on each rank: a master, a gradient and two moments of 4 bytes."""
     words = ("processes=2", "device=cpu", "engine.kind=fsdp2")
     about = {item: describe(ask(*words, f"precision={item}")) for item in ("fp32", "bf16")}
-    shown = {each: "\n".join(lines(found)) for each, found in about.items()}
+    shown = {item: "\n".join(lines(description)) for item, description in about.items()}
     count = 2 * 36 * 16 + 3 * 6
     assert f"fp32         {count:,} parameters: blocks.*.hyena-li.rates, " in shown["bf16"]
     assert "fp32         " not in shown["fp32"]

@@ -37,11 +37,11 @@ def test_a_pattern_matches_names_and_operators() -> None:
     hyena = chosen(model, GroupConfig(match="blocks.*.hyena*"))["blocks.*.hyena*"]
     places = {name.split(".operator.")[0] for name in hyena}
     assert places == {"blocks.0.mixer", "blocks.1.mixer", "blocks.2.mixer"}
-    same = [
+    selections = [
         chosen(model, GroupConfig(match=match))[match]
         for match in ("blocks.1.mr.*", "blocks.1.hyena-mr.*", "blocks.1.mixer.operator.*")
     ]
-    assert same[0] == same[1] == same[2] and same[0]
+    assert selections[0] == selections[1] == selections[2] and selections[0]
     glu = chosen(model, GroupConfig(match="blocks.*.glu.gate_up.*"))
     assert len(glu["blocks.*.glu.gate_up.*"]) == 5
     shared = tiny("shared")
@@ -130,12 +130,12 @@ CONSTANT = {
 
 def model_of(kind: str, options: dict[str, Any]) -> Model:
     shared = kind == "zamba-block"
-    other = {"other": {"kind": "hyena-se", "groups": 4}} if shared else {}
+    second_operator = {"other": {"kind": "hyena-se", "groups": 4}} if shared else {}
     data = {
         "vocab_size": 11,
         "width": 16,
         "pattern": "[shared>other]" if shared else "[one/none]",
-        "operators": {"shared" if shared else "one": {"kind": kind, **options}, **other},
+        "operators": {"shared" if shared else "one": {"kind": kind, **options}, **second_operator},
     }
     return Model(build_config(ModelConfig, data, source="a test"))
 

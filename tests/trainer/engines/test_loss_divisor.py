@@ -72,12 +72,12 @@ def expected(agreeing: ModuleType, divisor: Divisor, z_loss: float = 0.0) -> lis
 def test_the_loss_is_savannas_in_every_layout(
     two: Ranks, agreeing: ModuleType, divisor: Divisor
 ) -> None:
-    wanted = expected(agreeing, divisor)
+    expected_loss = expected(agreeing, divisor)
     for name, (tp, cp) in LAYOUTS.items():
-        for found in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.0):
-            assert found == pytest.approx(wanted, rel=2e-5), name
-    other = expected(agreeing, "targets" if divisor == "weights" else "weights")
-    assert wanted != pytest.approx(other, rel=0.05), "the two losses differ"
+        for loss in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.0):
+            assert loss == pytest.approx(expected_loss, rel=2e-5), name
+    other_divisor_loss = expected(agreeing, "targets" if divisor == "weights" else "weights")
+    assert expected_loss != pytest.approx(other_divisor_loss, rel=0.05), "the two losses differ"
 
 
 @pytest.mark.parametrize("divisor", ["weights", "targets"])

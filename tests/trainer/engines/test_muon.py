@@ -128,8 +128,10 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
             documents = Documents.build(
                 torch.cat([ends_at - work.LENGTH, cuts, ends_at]), (1, work.LENGTH)
             )
-            one = slice(row, row + 1)
-            sums = objective(tokens[one], targets[one], weights[one], documents)
+            single_row = slice(row, row + 1)
+            sums = objective(
+                tokens[single_row], targets[single_row], weights[single_row], documents
+            )
             (sums.total / weights.sum()).backward()
             total += sums.rows.sum().detach()
         assert float(total / weights.sum()) == pytest.approx(loss, rel=2e-6)
@@ -154,9 +156,9 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
         assert max(worst.values()) < limit, (step, worst)
 
 
-def apart(have: list[list[float]], wanted: list[list[float]]) -> tuple[float, float]:
-    loss = max(abs(x[0] - y[0]) for x, y in zip(have, wanted, strict=True))
-    return loss, max(abs(x[1] - y[1]) / y[1] for x, y in zip(have, wanted, strict=True))
+def apart(have: list[list[float]], expected: list[list[float]]) -> tuple[float, float]:
+    loss = max(abs(x[0] - y[0]) for x, y in zip(have, expected, strict=True))
+    return loss, max(abs(x[1] - y[1]) / y[1] for x, y in zip(have, expected, strict=True))
 
 
 def beside_one(

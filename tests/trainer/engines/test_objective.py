@@ -50,8 +50,8 @@ def test_the_z_loss_changes_neither_the_losses_of_rows_nor_the_objective() -> No
     wide = model.logits(model.hidden(tokens)[0]).detach()
     squares = 0.1 * torch.logsumexp(wide, -1).square()
     losses = cross_entropy(wide.transpose(1, 2), targets, reduction="none")
-    each = torch.where(weights != 0, losses + squares, 0) * weights
-    assert torch.equal(sums.total.detach(), torch.stack([row.sum() for row in each]).sum())
+    token_losses = torch.where(weights != 0, losses + squares, 0) * weights
+    assert torch.equal(sums.total.detach(), torch.stack([row.sum() for row in token_losses]).sum())
     penalty = float(objective.take_penalty(tokens.device))
     assert penalty == pytest.approx(2 * float((squares * weights).sum()))
     assert float(objective.take_penalty(tokens.device)) == 0, "it was taken"

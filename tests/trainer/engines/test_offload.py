@@ -63,9 +63,9 @@ def test_offloading_split_experts_changes_no_bit(
     plain = [layout.replace("-offload", "") for layout in layouts]
     every = [*layouts, *plain]
     result = in_processes(world, "parity", tmp_path, layouts=every, steps=2, model="shared")
-    for name, other in zip(layouts, plain, strict=True):
-        assert result[name] == result[other], name
-        have, expected = (torch.load(tmp_path / f"{item}.pt") for item in (name, other))
+    for name, plain_name in zip(layouts, plain, strict=True):
+        assert result[name] == result[plain_name], name
+        have, expected = (torch.load(tmp_path / f"{item}.pt") for item in (name, plain_name))
         assert have.keys() == expected.keys()
         assert all(torch.equal(have[key], expected[key]) for key in expected), name
 

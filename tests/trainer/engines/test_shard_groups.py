@@ -51,10 +51,10 @@ def test_kept_layers_are_counted_as_the_last_ones_are() -> None:
 
 def test_a_layers_own_shard_group_is_counted() -> None:
     shards = rank_shards(load_model_config(TINY), DEGREES, 0)
-    own = {name: shard for name, shard in shards.items() if name.startswith("blocks.2.")}
+    layer_shards = {name: shard for name, shard in shards.items() if name.startswith("blocks.2.")}
     more = counted(Fsdp2Config(layers=(span(2, 2, shard=1),)))["masters"]
     whole, parts = 0, 0
-    for shard in own.values():
+    for shard in layer_shards.values():
         rows, *rest = shard.local
         whole += rows * math.prod(rest)
         parts += -(-rows // 4) * math.prod(rest)

@@ -36,8 +36,8 @@ def fits(name: str) -> None:
     job = shipped.resolve_job(RECIPES[name])
     usable = Hardware.load("h100").usable_memory
     for stage in range(job.run.layout.pp):
-        most = max(device_bytes(timeline.parts) for timeline in timelines(job, stage))
-        assert most < 0.9 * usable, f"{name}: {format_bytes(most)}"
+        peak = max(device_bytes(timeline.parts) for timeline in timelines(job, stage))
+        assert peak < 0.9 * usable, f"{name}: {format_bytes(peak)}"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -128,7 +128,7 @@ def test_some_recipes_go_on_from_others() -> None:
 @pytest.mark.parametrize(("name", "parent"), PARENTS.items())
 def test_a_recipe_takes_the_weights_and_sources_of_its_parent(name: str, parent: str) -> None:
     ours, theirs = (
-        {each: parameter.shape for each, parameter in model.named_parameters()}
+        {parameter_name: parameter.shape for parameter_name, parameter in model.named_parameters()}
         for model in (
             build_meta(shipped.resolve_job(RECIPES[item]).model) for item in (name, parent)
         )

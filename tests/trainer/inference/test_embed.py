@@ -119,8 +119,8 @@ def test_two_ranks_write_the_tokens_of_one(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     sequences = Sequences(str(file), ByteTokenizer(ByteConfig()), 40, 60)
-    one = Team({EMBED: Embedder(model, LAYERS, True, tmp_path / "one")})
-    embed(one, sequences, tmp_path / "one", 0, 8)
+    one_rank = Team({EMBED: Embedder(model, LAYERS, True, tmp_path / "one")})
+    embed(one_rank, sequences, tmp_path / "one", 0, 8)
     words = (model.config, degrees, str(file), LAYERS, str(tmp_path / "two"))
     ranks(2).run("inferring.embed_tokens", *words)
     single, double = read_tokens(tmp_path / "one"), read_tokens(tmp_path / "two")
@@ -196,8 +196,8 @@ def test_a_killed_command_goes_on_where_it_was(run: RunFolder) -> None:
     assert not part_path(folder / "out/parts", 2, 3, 0, 2).exists()
     again = ask(run, "out", *words)
     assert again.exit_code == 0 and "8 sequences were embedded before" in again.stderr
-    other = ask(run, "out", "--layers", "0")
-    assert other.exit_code == 1 and "holds another embedding" in other.output
+    refused = ask(run, "out", "--layers", "0")
+    assert refused.exit_code == 1 and "holds another embedding" in refused.output
 
 
 def test_mistakes_are_named(run: RunFolder) -> None:

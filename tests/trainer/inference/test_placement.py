@@ -45,14 +45,14 @@ def test_ranks_give_the_scores_and_states_of_one(
     config = load_model_config(str(CONFIGS / f"{name}.yaml"), ["vocab_size=257"])
     batch = [DRAW.choices(b"ACGT", k=length) for length in (41, 64, 7)]
     layers = ["0", str(len(config.layers) - 1), "norm"]
-    one = inferring.compute(config, {}, batch, layers)
+    one_rank = inferring.compute(config, {}, batch, layers)
     row_ranks = degrees.get("tp", 1) * degrees.get("cp", 1)
     results = ranks(world).run("inferring.compute", config, degrees, batch, layers)
     for rank in results:
-        assert rank["scores"] == pytest.approx(one["scores"], rel=1e-6)
-        for mean, expected in zip(rank["means"], one["means"], strict=True):
+        assert rank["scores"] == pytest.approx(one_rank["scores"], rel=1e-6)
+        for mean, expected in zip(rank["means"], one_rank["means"], strict=True):
             assert torch.allclose(torch.tensor(mean), torch.tensor(expected), atol=1e-5)
-    assert [score for [score] in results[0]["alone"]] == pytest.approx(one["scores"], rel=1e-6)
+    assert [score for [score] in results[0]["alone"]] == pytest.approx(one_rank["scores"], rel=1e-6)
     # Replicas compute the same rows; in each, consecutive ranks hold slices of them.
     length = 64 // row_ranks
     assert [rank["first"] for rank in results] == [
@@ -62,9 +62,9 @@ def test_ranks_give_the_scores_and_states_of_one(
         states = [torch.tensor(rank["states"][layer]) for rank in results[:row_ranks]]
         joined = torch.cat(states, dim=1)
         for number, row in enumerate(batch):
-            expected = torch.tensor(one["states"][layer][number, : len(row)])
+            expected = torch.tensor(one_rank["states"][layer][number, : len(row)])
             assert torch.allclose(joined[number, : len(row)], expected, atol=1e-5)
-            mean = torch.tensor(one["means"][number][layers.index(layer)])
+            mean = torch.tensor(one_rank["means"][number][layers.index(layer)])
             assert torch.allclose(expected.double().mean(0).float(), mean, atol=1e-6)
     placement = Placement.choose(config, default_precision("cpu"), "cpu", **degrees)
     counted = count_weights(config, placement)
@@ -82,11 +82,11 @@ def test_products_in_fp8_are_those_of_one_rank(
     config = load_model_config("tiny-transformer", ["vocab_size=257"])
     batch, layers = [DRAW.choices(b"ACGT", k=length) for length in (16, 9)], ["norm"]
     precision = replace(PRECISIONS["fp32"], fp8=Fp8Config(smallest=16, ends=0))
-    one = inferring.compute(config, {}, batch, layers, precision)
+    one_rank = inferring.compute(config, {}, batch, layers, precision)
     plain = inferring.compute(config, {}, batch, layers)
-    assert abs(one["scores"][0] - plain["scores"][0]) > 1e-5
+    assert abs(one_rank["scores"][0] - plain["scores"][0]) > 1e-5
     for rank in ranks(2).run("inferring.compute", config, degrees, batch, layers, precision):
-        assert rank["scores"] == pytest.approx(one["scores"], rel=1e-6)
+        assert rank["scores"] == pytest.approx(one_rank["scores"], rel=1e-6)
 
 
 @pytest.mark.slow

@@ -294,8 +294,8 @@ def test_a_command_killed_on_two_ranks_goes_on_alone(run: RunFolder) -> None:
         ("--strand", "both", "strand: the folder has forward"),
         ("--precision", "bf16", "dtype: the folder has float32"),
     ):
-        other = ask(run, "scores.tsv", option, value)
-        assert other.exit_code == 1 and message in other.output
+        refused = ask(run, "scores.tsv", option, value)
+        assert refused.exit_code == 1 and message in refused.output
     done = ask(run, "scores.tsv")
     assert done.exit_code == 0 and "4 alleles were scored before" in done.stderr
     rows, expected = (list(read_lines(folder / f"{name}.tsv")) for name in ("scores", "whole"))

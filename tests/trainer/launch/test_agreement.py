@@ -40,8 +40,8 @@ def test_another_learning_rate_on_one_rank_ends_the_run(trainer: Any, tmp_path: 
 def test_a_misspelt_key_on_one_rank_ends_both_at_once(trainer: Any) -> None:
     """Before, rank 0 waited for rank 1 until `watch.join_seconds`."""
     words = ["watch.join_seconds=500"]  # less than the patience of `join`
-    (code, stderr), (other, cause) = trainer.join(words, [*words, "otpimizer.lr=1"])
-    assert (code, other) == (1, 2)
+    (code, stderr), (second_code, cause) = trainer.join(words, [*words, "otpimizer.lr=1"])
+    assert (code, second_code) == (1, 2)
     assert "otpimizer: unknown key" in cause
     assert "rank 1 failed before it joined the others: 1 problem in the run" in stderr
     assert "otpimizer: unknown key" in stderr
@@ -137,9 +137,9 @@ def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
 
     def answers(name: str) -> str:
         mixtures = [str(tmp_path / f"{item}.yaml") for item in ("first", name)]
-        one, other = two.run("start", tmp_path, [[], []], mixtures=mixtures)
-        assert one == other
-        return str(one)
+        first, second = two.run("start", tmp_path, [[], []], mixtures=mixtures)
+        assert first == second
+        return str(first)
 
     weights = answers("weights")
     assert "mixture.phases.one.weights.web: rank 0 has 0.5, rank 1 has 0.75" in weights

@@ -22,10 +22,10 @@ WRONG = "output 0 is wrong by 3.5e-01, and the bound for bfloat16 is 0.02, with 
 
 
 def test_one_rank_attests_for_all_and_a_second_start_reads_it(two: Ranks, tmp_path: Path) -> None:
-    first, other = two.run(TASK, tmp_path, [], [H100, H100])
-    assert (first["started"], other["started"]) == (1, 0)
-    assert first["what"] == other["what"] == "kernels attested on NVIDIA H100, Triton 3.9.0"
-    assert first["digest"] == other["digest"] and "rms_norm" in first["kernels"]
+    first, second = two.run(TASK, tmp_path, [], [H100, H100])
+    assert (first["started"], second["started"]) == (1, 0)
+    assert first["what"] == second["what"] == "kernels attested on NVIDIA H100, Triton 3.9.0"
+    assert first["digest"] == second["digest"] and "rms_norm" in first["kernels"]
     again, _ = two.run(TASK, tmp_path, [], [H100, H100])
     assert (again["started"], again["seconds"]) == (0, 0.0)
     assert again["digest"] == first["digest"]
@@ -33,8 +33,8 @@ def test_one_rank_attests_for_all_and_a_second_start_reads_it(two: Ranks, tmp_pa
 
 def test_other_devices_and_other_widths_are_attested_anew(two: Ranks, tmp_path: Path) -> None:
     two.run(TASK, tmp_path, [], [H100, H100])
-    first, other = two.run(TASK, tmp_path, [], [H100, H200])
-    assert (first["started"], other["started"]) == (0, 1)
+    first, second = two.run(TASK, tmp_path, [], [H100, H200])
+    assert (first["started"], second["started"]) == (0, 1)
     assert first["what"].endswith("on NVIDIA H100, Triton 3.9.0 and NVIDIA H200, Triton 3.9.0")
     wider, _ = two.run(TASK, tmp_path, ["model.operators.glu.hidden=64"], [H100, H100])
     assert wider["started"] == 1

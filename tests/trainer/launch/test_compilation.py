@@ -10,12 +10,12 @@ TASK = "compiling.compile_run"
 
 
 def test_one_rank_of_a_node_compiles(two: Ranks, tmp_path: Path) -> None:
-    first, other = two.run(TASK, tmp_path, ["a", "a"])
+    first, second = two.run(TASK, tmp_path, ["a", "a"])
     assert first["arch"] == [90] and first["attests"] == [True] and first["rows"][0] > 1
     assert "compiling 17 of 23 programs" in first["beats"]
-    assert other["arch"] == [] and other["beats"] == ["waiting for the programs of the kernels"]
+    assert second["arch"] == [] and second["beats"] == ["waiting for the programs of the kernels"]
     assert first["remarks"] == ["1 of the programs in C were damaged: compiled again (glu)"]
-    assert other["remarks"] == [], "the first rank says it"
+    assert second["remarks"] == [], "the first rank says it"
 
 
 def test_each_node_compiles(two: Ranks, tmp_path: Path) -> None:

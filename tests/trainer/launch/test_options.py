@@ -18,8 +18,8 @@ from headrace.trainer.launch.options import StartOptions, add_start_options, com
 @click.argument("overrides", nargs=-1)
 @add_start_options
 @click.option("--slurm", is_flag=True)
-def echo(folder: str, overrides: tuple[str, ...], slurm: bool, **given: Any) -> None:
-    click.echo(StartOptions(began=7.5, **given).to_json())
+def echo(folder: str, overrides: tuple[str, ...], slurm: bool, **options: Any) -> None:
+    click.echo(StartOptions(began=7.5, **options).to_json())
     click.echo(" ".join(command_words(click.get_current_context(), frozenset({"slurm"}))))
 
 
@@ -58,8 +58,8 @@ def test_a_new_field_becomes_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @click.command("go")
     @add_start_options
-    def go(**given: Any) -> None:
-        click.echo(More(**given).to_json())
+    def go(**options: Any) -> None:
+        click.echo(More(**options).to_json())
         click.echo(" ".join(command_words(click.get_current_context(), frozenset())))
 
     result = CliRunner().invoke(go, ["--limit", "4"])

@@ -328,9 +328,9 @@ def test_initial_weights_define_the_model_and_fit_it(
     result = ask(f"init_from.path={run.root}", model=None, out=tmp_path / "new")
     assert result.model == model.config and result.run.init_from.step == 3, "pinned"
     checks.check(result)
-    other = ask(f"init_from.path={run.root}", out=tmp_path / "new")
+    foreign_job = ask(f"init_from.path={run.root}", out=tmp_path / "new")
     with pytest.raises(CheckpointError, match="belong to another model") as caught:
-        checks.check(other)
+        checks.check(foreign_job)
     assert "norm.weight: [128] there, [36] here" in str(caught.value)
 
 

@@ -64,11 +64,17 @@ def test_a_remainder_of_ranks_is_rejected_once_with_alternatives(every: ModelCon
 def test_only_layouts_that_work_are_named(every: ModelConfig) -> None:
     assert len(every.layers) < 32, "a stage would be without a layer"
     with pytest.raises(LayoutError) as caught:
-        check(LayoutConfig(pp=32), 32, every, [48], lambda other: other.pp == 1 and other.tp == 4)
+        check(
+            LayoutConfig(pp=32),
+            32,
+            every,
+            [48],
+            lambda candidate: candidate.pp == 1 and candidate.tp == 4,
+        )
     hint = str(caught.value.hint)
     assert "layout.tp=4 layout.cp=1" in hint and "pp" not in hint and "tp=1" not in hint
     with pytest.raises(LayoutError, match="no layout of 32 ranks works with this engine"):
-        check(LayoutConfig(pp=32), 32, every, [48], lambda other: False)
+        check(LayoutConfig(pp=32), 32, every, [48], lambda candidate: False)
 
 
 def test_a_model_without_experts_has_none_to_split() -> None:

@@ -26,52 +26,55 @@ def orders(draw: st.DrawFn) -> Orders:
     return forward_only(result) if draw(st.booleans()) else result
 
 
-def of_all(made: Orders) -> Found:
-    return [messages_by_action(made, stage) for stage in range(len(made))]
+def of_all(stage_orders: Orders) -> Found:
+    return [messages_by_action(stage_orders, stage) for stage in range(len(stage_orders))]
 
 
-def receivers(made: Orders) -> dict[StageAction, StageAction]:
+def receivers(stage_orders: Orders) -> dict[StageAction, StageAction]:
     """Return the action that needs the message of each action that sends one."""
-    every = {action for order in made for action in order}
+    every = {action for order in stage_orders for action in order}
     targets = {a: StageAction(a.kind, a.chunk + HOPS[a.kind], a.micro) for a in every}
     return {action: target for action, target in targets.items() if target in every}
 
 
-def causes(made: Orders, found: Found) -> nx.DiGraph:
+def causes(stage_orders: Orders, messages_by_stage: Found) -> nx.DiGraph:
     """Return a graph in which one action leads to another if it begins earlier in every run: it is
     before it on a stage, or sends a message that is received before it begins."""
     graph = nx.DiGraph()
-    senders = {target: action for action, target in receivers(made).items()}
-    for order, own in zip(made, found, strict=True):
+    senders = {target: action for action, target in receivers(stage_orders).items()}
+    for order, messages in zip(stage_orders, messages_by_stage, strict=True):
         graph.add_nodes_from(order)
         graph.add_edges_from(pairwise(order))
         graph.add_edges_from(
-            (senders[taker], action) for action in order for taker in own[action].received
+            (senders[taker], action) for action in order for taker in messages[action].received
         )
     return graph
 
 
-def received_by(found: Found) -> dict[StageAction, StageAction]:
+def received_by(messages_by_stage: Found) -> dict[StageAction, StageAction]:
     """Return, for the receiver of each message, the action before which it is received."""
     return {
-        taker: action for own in found for action, each in own.items() for taker in each.received
+        taker: action
+        for messages in messages_by_stage
+        for action, action_messages in messages.items()
+        for taker in action_messages.received
     }
 
 
 @given(orders())
-def test_each_message_is_received_once_in_the_order_of_its_wire(made: Orders) -> None:
+def test_each_message_is_received_once_in_the_order_of_its_wire(stage_orders: Orders) -> None:
     """It comes before the action that needs it, and every schedule ends."""
-    result, expected = of_all(made), receivers(made)
-    place = {action: n for order in made for n, action in enumerate(order)}
-    for stage, own in enumerate(result):
+    result, expected = of_all(stage_orders), receivers(stage_orders)
+    place = {action: n for order in stage_orders for n, action in enumerate(order)}
+    for stage, messages in enumerate(result):
         for kind, hop in HOPS.items():
             taken = [
                 item
-                for action in made[stage]
+                for action in stage_orders[stage]
                 if action.kind == kind
-                for item in own[action].received
+                for item in messages[action].received
             ]
-            sender = made[(stage - hop) % len(made)]
+            sender = stage_orders[(stage - hop) % len(stage_orders)]
             sent = [
                 expected[action] for action in sender if action.kind == kind and action in expected
             ]
@@ -79,16 +82,16 @@ def test_each_message_is_received_once_in_the_order_of_its_wire(made: Orders) ->
     by = received_by(result)
     assert by.keys() == set(expected.values())
     assert all(place[action] <= place[taker] for taker, action in by.items())
-    assert nx.is_directed_acyclic_graph(causes(made, result))
+    assert nx.is_directed_acyclic_graph(causes(stage_orders, result))
 
 
 @given(orders())
-def test_a_message_that_counts_as_arrived_was_received_in_every_run(made: Orders) -> None:
-    result, expected = of_all(made), receivers(made)
-    graph, by = causes(made, result), received_by(result)
-    for own in result:
-        for action, each in own.items():
-            for earlier in each.arrived:
+def test_a_message_that_counts_as_arrived_was_received_in_every_run(stage_orders: Orders) -> None:
+    result, expected = of_all(stage_orders), receivers(stage_orders)
+    graph, by = causes(stage_orders, result), received_by(result)
+    for messages in result:
+        for action, action_messages in messages.items():
+            for earlier in action_messages.arrived:
                 assert nx.has_path(graph, by[expected[earlier]], action)
 
 
@@ -98,16 +101,16 @@ def test_few_gradients_are_on_their_way(stages: int, micro_batches: int) -> None
     """Without the proof a rank on gloo would keep those of all micro-batches."""
     result = SCHEDULES["1f1b"].orders(stages, 1, micro_batches)
     for stage in range(1, stages):
-        most = max(_on_their_way(result[stage], messages_by_action(result, stage)))
-        assert most <= stages - stage + 1
+        max_gradients = max(_on_their_way(result[stage], messages_by_action(result, stage)))
+        assert max_gradients <= stages - stage + 1
 
 
 def _on_their_way(
-    order: list[StageAction], found: dict[StageAction, ActionMessages]
+    order: list[StageAction], messages: dict[StageAction, ActionMessages]
 ) -> Iterator[int]:
     """Yield the gradients of earlier actions that have not arrived when each action begins."""
     waiting = 0
     for action in order:
-        waiting -= sum(item.kind == "backward" for item in found[action].arrived)
+        waiting -= sum(item.kind == "backward" for item in messages[action].arrived)
         yield waiting
         waiting += action.kind == "backward"

@@ -56,16 +56,16 @@ def longest_path(orders: Orders, costs: dict[Kind, list[float]], hops: list[floa
         for before, after in pairwise(order):
             graph.add_edge(before, after, weight=costs[before.kind][before.chunk])
         for action in order:
-            own = costs[action.kind][action.chunk]
-            graph.add_edge(action, "end", weight=own)
+            cost = costs[action.kind][action.chunk]
+            graph.add_edge(action, "end", weight=cost)
             kind, chunk, micro = action.kind, action.chunk, action.micro
             if kind == "forward" and chunk < last:
                 after = StageAction("forward", chunk + 1, micro)
-                graph.add_edge(action, after, weight=own + hops[chunk])
+                graph.add_edge(action, after, weight=cost + hops[chunk])
             if kind == "forward" and chunk == last:
-                graph.add_edge(action, StageAction("backward", chunk, micro), weight=own)
+                graph.add_edge(action, StageAction("backward", chunk, micro), weight=cost)
             if kind == "backward" and chunk > 0:
                 after = StageAction("backward", chunk - 1, micro)
-                graph.add_edge(action, after, weight=own + hops[chunk - 1])
+                graph.add_edge(action, after, weight=cost + hops[chunk - 1])
     length: float = networkx.dag_longest_path_length(graph)
     return length

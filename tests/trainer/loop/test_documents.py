@@ -13,13 +13,13 @@ from headrace.trainer.loop.documents.largest import LargestPieces
 
 
 def hold(pieces: dict[str, Any]) -> None:
-    one = pieces.pop("one")
-    largest = sorted(one, key=lambda place: -one[place][0])[:8]
+    sums_of_one_rank = pieces.pop("one")
+    largest = sorted(sums_of_one_rank, key=lambda place: -sums_of_one_rank[place][0])[:8]
     for words, (recorded, everything) in pieces.items():
         assert [(piece.row, piece.first) for piece in recorded] == largest, words
-        assert len(everything) == len(one), words
+        assert len(everything) == len(sums_of_one_rank), words
         for piece in everything:
-            sums = one[piece.row, piece.first]
+            sums = sums_of_one_rank[piece.row, piece.first]
             assert (piece.loss, piece.weight) == pytest.approx(sums, rel=1e-6), (words, piece)
 
 

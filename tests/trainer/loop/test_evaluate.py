@@ -71,8 +71,8 @@ def test_evaluation_loss_equals_plain_torch_by_source(plan: Plan, parallel: Para
             for batch in step:
                 documents = Documents.build(batch.cu_seqlens, (1, 16))
                 logits = model.eval().logits(model.hidden(batch.tokens, documents)[0])
-                each = cross_entropy(logits[0], batch.targets[0], reduction="none")
-                sums[batch.sources[0]] += float((each * batch.weights[0]).sum())
+                token_losses = cross_entropy(logits[0], batch.targets[0], reduction="none")
+                sums[batch.sources[0]] += float((token_losses * batch.weights[0]).sum())
                 weights[batch.sources[0]] += float(batch.weights.sum())
     objective = Objective(build_meta(model.config), z_loss=0.5)
     engine = Fsdp2Config().build(objective, AdamWConfig(), PRECISIONS["fp32"], parallel)
@@ -94,10 +94,10 @@ def test_unusable_evaluation_datasets_are_rejected(plan: Plan, tmp_path: Path) -
         held_out_plan(EvaluateConfig(split="test"), plan)
     with pytest.raises(PlanError, match="too few tokens to evaluate on a row of 100,000"):
         held_out_plan(EvaluateConfig(seq_len=100_000), plan)
-    other = str(tmp_path / "other")
-    write_dataset(other, random_documents(1, 9), fingerprint="another")
+    foreign = str(tmp_path / "other")
+    write_dataset(foreign, random_documents(1, 9), fingerprint="another")
     with pytest.raises(PlanError, match="another tokenizer"):
-        held_out_plan(EvaluateConfig(sources={"other": other}), plan)
+        held_out_plan(EvaluateConfig(sources={"other": foreign}), plan)
 
 
 def test_another_configuration_has_another_plan_file() -> None:

@@ -31,16 +31,16 @@ def test_too_few_losses_set_no_limit() -> None:
 
 
 @given(losses, st.integers(0, 19))
-def test_an_outlier_hardly_moves_the_limit(found: list[float], place: int) -> None:
+def test_an_outlier_hardly_moves_the_limit(history: list[float], place: int) -> None:
     """A mean and its deviation would move far."""
-    spiked = [*found[:place], 1e6, *found[place + 1 :]]
+    spiked = [*history[:place], 1e6, *history[place + 1 :]]
     assert LOOKS_OUT.limit(spiked) < 9.0 + 5.0 * 1.4826 * 9.0
 
 
 @given(losses)
-def test_spike_detection_is_off_by_default(found: list[float]) -> None:
-    assert not Guard().is_spike(found, 1e9)
-    assert Guard().remember(found, 1.0) == ()
+def test_spike_detection_is_off_by_default(history: list[float]) -> None:
+    assert not Guard().is_spike(history, 1e9)
+    assert Guard().remember(history, 1.0) == ()
 
 
 def test_the_guard_keeps_a_window_of_losses() -> None:
@@ -78,6 +78,6 @@ def test_a_skipped_step_leaves_no_trace_in_any_engine(
     run without them."""
     result = in_processes(2, "left_out", layouts=layouts, faulty=faulty)
     assert list(result) == layouts
-    for layout, (applied, same, counted, continues) in result.items():
+    for layout, (applied, unchanged, counted, continues) in result.items():
         assert not applied, layout
-        assert same and counted and continues, layout
+        assert unchanged and counted and continues, layout

@@ -106,7 +106,7 @@ def test_a_dry_run_and_a_start_name_the_sources_without_rows(data: Path, tmp_pat
         return done
 
     result = json.loads(dry("--json").stdout)
-    assert {name: each.get("rows_of", "own") for name, each in result["held_out"].items()} == {
+    assert {name: source.get("rows_of", "own") for name, source in result["held_out"].items()} == {
         "code": "own", "view": "code", "bare": None,
     }  # fmt: skip
     [warning] = result["warnings"]

@@ -63,10 +63,13 @@ def test_the_loop_takes_every_step_once(parallel: Parallel) -> None:
 
 def test_micro_batch_size_changes_nothing(parallel: Parallel) -> None:
     """Micro-batches of one row, and all rows with padding, give the same losses and rows."""
-    one, all_at_once = make(parallel, micro_batch_tokens=16), make(parallel, micro_batch_tokens=999)
-    states = [loop.run(begin())[0] for loop, _ in (one, all_at_once)]
+    row_by_row, all_at_once = (
+        make(parallel, micro_batch_tokens=16),
+        make(parallel, micro_batch_tokens=999),
+    )
+    states = [loop.run(begin())[0] for loop, _ in (row_by_row, all_at_once)]
     assert states[0].ledger == states[1].ledger
-    for a, b in zip(one[1].records, all_at_once[1].records, strict=True):
+    for a, b in zip(row_by_row[1].records, all_at_once[1].records, strict=True):
         assert a.stats.loss == pytest.approx(b.stats.loss, abs=2e-6)
         assert a.update.grad_norm == pytest.approx(b.update.grad_norm, rel=2e-5)
 
@@ -217,12 +220,12 @@ def test_a_skipped_step_records_all_documents(
     monkeypatch.setattr(loops, "MAX_PIECES", 2)
     guard = Guard(**LEARNS_BY_HEART | {"spike": "skip"})
     options = {"steps": spiking, "guard": guard, "stop_after": 3}
-    (loop, kept), (plain, other) = (
+    (loop, kept), (plain, plain_keeper) = (
         make(parallel, **options, records_documents=on) for on in (True, False)
     )
     state = replace(begin(), losses=(3.7,))
     assert loop.run(state) == plain.run(state)
-    for ours, theirs in zip(kept.records, other.records, strict=True):
+    for ours, theirs in zip(kept.records, plain_keeper.records, strict=True):
         assert ours.stats.losses == theirs.stats.losses and not theirs.stats.pieces
         assert len(ours.stats.pieces) == (2 if ours.skipped is None else 6)
     spike = kept.records[2].stats
@@ -255,15 +258,15 @@ def test_running_ahead_changes_the_order_of_launches_and_reads_alone(
 
     events, loop, kept, state = run(ahead=True)
     assert events == order
-    in_turn, other, expected, same = run(ahead=False)
+    in_turn, plain_engine, expected, expected_state = run(ahead=False)
     assert [event.split()[0] for event in in_turn] == ["launch", "read"] * len(kept.records)
-    assert state == same
+    assert state == expected_state
     for a, b in zip(kept.records, expected.records, strict=True):  # as text, NaN equals NaN
         assert str((a.stats.losses, a.update, a.lr, a.ledger)) == str(
             (b.stats.losses, b.update, b.lr, b.ledger)
         )
     for key, tensor in everything(loop).items():
-        assert torch.equal(tensor, everything(other)[key]), key
+        assert torch.equal(tensor, everything(plain_engine)[key]), key
 
 
 def test_layers_are_recorded_on_request_and_change_nothing(parallel: Parallel) -> None:

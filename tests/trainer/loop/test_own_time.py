@@ -29,28 +29,28 @@ class Clock(HostClock):
 
 def test_waits_are_left_out_once() -> None:
     clock = Clock()
-    with ComputeTimer(clock) as own:
+    with ComputeTimer(clock) as timer:
         clock.now = 1.0
-        with own.exclude_wait():
+        with timer.exclude_wait():
             clock.now = 3.0
-            with own.exclude_wait():  # a wait inside of a wait
+            with timer.exclude_wait():  # a wait inside of a wait
                 clock.now = 7.0
         clock.now = 8.0
-        lap = own.lap()
+        lap = timer.lap()
         clock.now = 10.0
-        own.restart()  # after an evaluation
+        timer.restart()  # after an evaluation
         clock.now = 10.5
-        assert own.lap().seconds() == 0.5
+        assert timer.lap().seconds() == 0.5
     assert lap.seconds() == 2.0, "one before and one after the waits from 1 to 7"
 
 
 def test_waits_of_other_threads_are_none() -> None:
     clock = Clock()
-    with ComputeTimer(clock) as own:
+    with ComputeTimer(clock) as timer:
         clock.thread += 1
-        with own.exclude_wait():
+        with timer.exclude_wait():
             clock.now = 2.0
-        assert own.lap().seconds() == 2.0
+        assert timer.lap().seconds() == 2.0
 
 
 def test_torch_is_as_before_after_the_loop() -> None:
@@ -87,25 +87,25 @@ def test_a_gpu_is_timed_by_events_of_its_compute_stream() -> None:
     with mock.patch.object(torch, "cuda", cuda):
         clock = StreamClock()
         clock.waits = (clock.waits[0], clock.waits[2]._replace(owner=Stream))
-        with ComputeTimer(clock) as own:  # 0
+        with ComputeTimer(clock) as timer:  # 0
             Stream("compute").wait_event(None)  # 1, 2
             Stream("gathers").wait_event(None)  # runs beside the compute stream
             current.append("gathers")
-            with own.exclude_wait():
+            with timer.exclude_wait():
                 pass
             current.pop()
             Stream("compute").wait_stream("gathers")  # 3, 4
-            lap = own.lap()  # 5
+            lap = timer.lap()  # 5
     assert lap.seconds() == 3.0, "five seconds, less two waits of one"
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], **more: Any) -> None:
     result = in_processes(ranks, "timed_ranks.own_times", folder, layouts=layouts, **more)
     for layout, (slow, pairs) in result.items():
-        own, whole = zip(*pairs, strict=True)
-        naps = own[slow]
+        compute_times, whole = zip(*pairs, strict=True)
+        naps = compute_times[slow]
         assert naps >= 1.0, layout
-        assert own == tuple(naps * (rank == slow) for rank in range(ranks)), layout
+        assert compute_times == tuple(naps * (rank == slow) for rank in range(ranks)), layout
         assert whole == (naps,) * ranks, "control: the whole step does not show who was slow"
 
 

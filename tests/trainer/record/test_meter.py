@@ -49,10 +49,10 @@ def test_a_rank_measures_its_second_step_and_later_times(parallel: Parallel) -> 
     phase = result["phases"]["synthetic"]
     assert phase["steps"] == 2 and phase["seconds"] > 0
     assert result["memory_phases"] == ["synthetic"] and meter.peak_steps() == [1]
-    other = Meter(torch.device("cpu"), profiled=False)
+    short_meter = Meter(torch.device("cpu"), profiled=False)
     for step in range(3):
-        other.begin(step)
-    assert other.peak is None
+        short_meter.begin(step)
+    assert short_meter.peak is None
 
 
 def test_a_start_of_one_step_reads_no_memory() -> None:

@@ -107,7 +107,10 @@ def test_an_evaluation_is_a_line_with_each_source(records: Any) -> None:
     recorder.close()
     (entry,) = run.lines("evaluations")
     assert (entry["step"], entry["loss"]) == (4, 2.5)
-    assert {name: each["loss"] for name, each in entry["sources"].items()} == {"web": 2, "code": 3}
+    assert {name: source["loss"] for name, source in entry["sources"].items()} == {
+        "web": 2,
+        "code": 3,
+    }
 
 
 def test_the_memory_of_the_ranks_is_an_event_when_it_has_grown(records: Any) -> None:

@@ -20,8 +20,8 @@ from headrace.trainer.record.stragglers import BEGINS, ENDS, Slowest, Stragglers
 def watch(steps: list[tuple[float, ...]], stages: int = 1, bound: float = 0.1) -> list[Any]:
     """Return the changes that these own times make in steps of one second: [step, kind, rank]."""
     stragglers, result = Stragglers(bound, 3, stages), []
-    for number, own in enumerate(steps):
-        stragglers.add_step(own, 1.0, 8)
+    for number, rank_seconds in enumerate(steps):
+        stragglers.add_step(rank_seconds, 1.0, 8)
         result += [(number, kind, rank) for kind, rank, _ in stragglers.changes(number)]
     return result
 
@@ -55,14 +55,14 @@ def test_a_stage_is_compared_by_its_operations() -> None:
         assert slowest == (1, pytest.approx(0.2), step + 1)
         changes = [*result.changes(step)]
         assert [(kind, rank) for kind, rank, _ in changes] == [(BEGINS, 1)] * (step == 2)
-        for _, _, what in changes:
+        for _, _, message in changes:
             said = "stage 1 (rank 1) is slow: since step 0 the other stages wait for it in 20% of"
-            assert what.startswith(said)
+            assert message.startswith(said)
         even.add_step((0.2, 0.8), 1.0, 16)
         assert not [*even.changes(step)]
     for step in range(5, 8):
         result.add_step((0.2, 0.6), 1.0, 8)
-        ended = [what for _, _, what in result.changes(step)]
+        ended = [message for _, _, message in result.changes(step)]
         assert ended == ["stage 1 (rank 1) is no longer slow, since step 5"] * (step == 7)
 
 
@@ -70,16 +70,18 @@ def test_a_stage_of_several_ranks_is_named_with_all_of_them() -> None:
     stragglers = Stragglers(0.1, 1, 3, lambda length: (1.0, 1.0, 1.0))
     slowest = stragglers.add_step((0.2, 0.2, 0.2, 0.2, 0.5, 0.55), 1.0, 8)
     assert slowest is not None and slowest.rank == 5
-    [(_, rank, what)] = stragglers.changes(0)
-    assert rank == 4 and what.startswith("stage 2 (ranks 4 to 5) is slow")
+    [(_, rank, message)] = stragglers.changes(0)
+    assert rank == 4 and message.startswith("stage 2 (ranks 4 to 5) is slow")
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=2, max_size=9), st.floats(0.1, 10.0))
-def test_the_slowest_rank_lags_by_its_distance_to_the_median(own: Any, seconds: float) -> None:
-    slowest = Stragglers(0.1, 3).add_step(own, seconds, 8)
-    assert slowest is not None and own[slowest.rank] == max(own)
-    middle = sorted(own)[(len(own) - 1) // 2]
-    assert slowest.lag == pytest.approx((max(own) - middle) / seconds)
+def test_the_slowest_rank_lags_by_its_distance_to_the_median(
+    rank_seconds: Any, seconds: float
+) -> None:
+    slowest = Stragglers(0.1, 3).add_step(rank_seconds, seconds, 8)
+    assert slowest is not None and rank_seconds[slowest.rank] == max(rank_seconds)
+    middle = sorted(rank_seconds)[(len(rank_seconds) - 1) // 2]
+    assert slowest.lag == pytest.approx((max(rank_seconds) - middle) / seconds)
     assert slowest.steps == (slowest.lag > 0.1)
 
 

@@ -20,10 +20,10 @@ from headrace.trainer.run.request import RunRequest
 TINY = str(CONFIGS / "tiny.yaml")
 
 
-def saved(found: Job) -> Job:
-    found.folder.prepare()
-    found.save()
-    return found
+def saved(job: Job) -> Job:
+    job.folder.prepare()
+    job.save()
+    return job
 
 
 def test_a_job_is_resolved_and_loaded_back_equal(ask: Any) -> None:
@@ -79,9 +79,9 @@ def test_fp8_defines_a_run(ask: Any, tmp_path: Path) -> None:
     assert ask("precision=fp8", "fp8.ends=1").identity == default.identity != bf16.identity
     with pytest.raises(RunError, match=r"fp8\.ends: 1 there, 0 here"):
         ask("precision=fp8", "fp8.ends=0")
-    other = ask("precision=fp8", "fp8.ends=0", out=tmp_path / "other")
-    assert other.identity != default.identity
-    assert other.precision.fp8 == Fp8Config(ends=0)
+    fewer_layers = ask("precision=fp8", "fp8.ends=0", out=tmp_path / "other")
+    assert fewer_layers.identity != default.identity
+    assert fewer_layers.precision.fp8 == Fp8Config(ends=0)
     assert bf16.precision.fp8 is None
 
 
@@ -109,8 +109,10 @@ def test_what_divides_a_micro_batch_defines_a_run_that_balances_over_it(
         with pytest.raises(RunError, match=line) as caught:
             resolve.load(coupled.folder, [word])
         assert "moe balances over a micro-batch" in str(caught.value.hint)
-    other = ask("processes=4", over + "micro-batch", model="tiny-moe", out=tmp_path / "other")
-    assert other.identity != coupled.identity
+    by_micro_batch = ask(
+        "processes=4", over + "micro-batch", model="tiny-moe", out=tmp_path / "other"
+    )
+    assert by_micro_batch.identity != coupled.identity
 
 
 def test_a_resume_may_change_the_engine(ask: Any) -> None:

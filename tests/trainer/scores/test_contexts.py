@@ -32,7 +32,7 @@ def test_a_blank_context_is_scored_as_an_empty_one() -> None:
             team, model.config, tokenizer, max_length=48, batch_tokens=batch_tokens
         )
         asked = [Instance("loglikelihood", {}, text, n) for n, text in enumerate(texts)]
-        return [each for each, _ in scorer.loglikelihood(asked)]
+        return [score for score, _ in scorer.loglikelihood(asked)]
 
     together, alone = scores(TEXTS, 500), scores(TEXTS, 1)
     assert together == pytest.approx(alone, abs=1e-4)

@@ -86,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "dataset_kwargs": {"data_files": {"test": str(folder / "questions.jsonl")}},
         "test_split": "test",
     }
-    own = {
+    tasks = {
         "tiny_choice": {
             "output_type": "multiple_choice",
             "doc_to_text": "{{question}}",
@@ -115,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "metric_list": [{"metric": "exact_match"}],
         },
     }
-    for name, task in own.items():
+    for name, task in tasks.items():
         text = yaml.safe_dump({"task": name, **common, **task}).replace("'!function", "!function")
         (folder / f"{name}.yaml").write_text(text.replace("broken.fail'", "broken.fail"))
     (folder / "broken.py").write_text("def fail(document, results):\n    return 1 / 0\n")
@@ -171,15 +171,15 @@ def test_scores_are_those_of_the_exported_model_in_the_harness_hf_class(
         return rows
 
     monkeypatch.setattr(answers, "generate", measured)
-    given = evaluated(model, folder)
+    run_results = evaluated(model, folder)
     assert {1, 3, 20} <= set(lengths), "stop sequences of one token and more, and none"
     for task in TASKS:
-        mine, other = responses(given, task), responses(expected, task)
+        mine, their_responses = responses(run_results, task), responses(expected, task)
         assert len(mine) == len(documents()) * (3 if task == "tiny_choice" else 1)
         if task == "tiny_generate":
-            assert mine == other and len(set(mine)) > 3
+            assert mine == their_responses and len(set(mine)) > 3
         else:
-            assert mine == [pytest.approx(item, rel=1e-4) for item in other]
+            assert mine == [pytest.approx(item, rel=1e-4) for item in their_responses]
 
 
 @pytest.mark.slow
@@ -201,9 +201,9 @@ def test_two_ranks_give_the_scores_of_one(
     (entry,) = run.scores.read_text().splitlines()
     monkeypatch.setattr(harness, "TaskManager", partial(TaskManager, include_defaults=False))
     alone = json.loads(ask(*words[1:]).stdout)["tasks"]
-    for found in (json.loads(first.stdout), json.loads(entry)):
+    for results in (json.loads(first.stdout), json.loads(entry)):
         for task, expected in alone.items():
-            assert found["tasks"][task]["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
+            assert results["tasks"][task]["metrics"] == pytest.approx(expected["metrics"], rel=1e-6)
 
 
 @pytest.mark.long  # imports torch in four processes, and reads the harness's index of all tasks
@@ -211,9 +211,9 @@ def test_torchrun_scores_and_ends_all_ranks_if_one_fails(run: RunFolder, folder:
     programs = Path(sys.executable).parent
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
-        own = [str(run.root), "--include-path", str(folder), "--data", str(folder / "data")]
+        arguments = [str(run.root), "--include-path", str(folder), "--data", str(folder / "data")]
         ranks = [programs / "torchrun", "--standalone", "--nproc-per-node", "2"]
-        command = [*ranks, programs / "trainer", "eval", *own, *words]
+        command = [*ranks, programs / "trainer", "eval", *arguments, *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=500)
 
     done = start("--tasks", ",".join(TASKS), "--batch-tokens", "100", "--json")
@@ -252,8 +252,8 @@ def evaluated(model: Any, folder: Path) -> dict[str, Any]:
     return dict(result)
 
 
-def responses(found: dict[str, Any], task: str) -> list[Any]:
-    samples: Sequence[dict[str, Any]] = found["samples"][task]
+def responses(results: dict[str, Any], task: str) -> list[Any]:
+    samples: Sequence[dict[str, Any]] = results["samples"][task]
     return [item[0] for sample in samples for item in sample["resps"]]
 
 
@@ -272,8 +272,8 @@ def test_other_weights_have_other_scores(run: RunFolder, folder: Path) -> None:
 
 
 def test_mistakes_are_named(run: RunFolder, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = partial(TaskManager, include_defaults=False)  # the harness's index takes seconds
-    monkeypatch.setattr(harness, "TaskManager", own)
+    task_manager = partial(TaskManager, include_defaults=False)  # the harness's index takes seconds
+    monkeypatch.setattr(harness, "TaskManager", task_manager)
     words = [run.root, "--data", folder / "data", "--include-path", folder]
     unknown = ask(*words, "--tasks", "tiny_choise")
     assert unknown.exit_code == 1 and "did you mean tiny_choice?" in unknown.output
@@ -288,8 +288,10 @@ def test_mistakes_are_named(run: RunFolder, folder: Path, monkeypatch: pytest.Mo
     assert not run.scores.exists()
     none = ask(run.root)
     assert none.exit_code == 2 and "the key scores of the run is not set" in none.output
-    one = ask(*words, "--tasks", "tiny_broken,tiny_rolling", "--max-length", LENGTH)
-    assert one.exit_code == 1 and "ZeroDivisionError" in one.output, "the other task is scored"
+    partial_run = ask(*words, "--tasks", "tiny_broken,tiny_rolling", "--max-length", LENGTH)
+    assert partial_run.exit_code == 1 and "ZeroDivisionError" in partial_run.output, (
+        "the other task is scored"
+    )
     (line,) = run.scores.read_text().splitlines()
     entry = json.loads(line)
     assert "ZeroDivisionError" in entry["failed"]["tiny_broken"] and [*entry["tasks"]] == [

@@ -65,9 +65,11 @@ def test_one_error_of_all_tasks_is_one_gap() -> None:
 def test_the_command_names_tasks_that_the_run_does_not_score() -> None:
     """Without --tasks it takes those of the run's key `scores`, and needs that key."""
     bad = {**entry(4, own="x", a="x", b="x"), "include_path": "my tasks"}
-    other, own = find_gaps(("own",), [bad], None)
-    assert own.command("a run") == "trainer eval 'a run' --step 4"
-    assert other.command("r") == "trainer eval r --step 4 --tasks a,b --include-path 'my tasks'"
+    command_gap, run_gap = find_gaps(("own",), [bad], None)
+    assert run_gap.command("a run") == "trainer eval 'a run' --step 4"
+    assert (
+        command_gap.command("r") == "trainer eval r --step 4 --tasks a,b --include-path 'my tasks'"
+    )
 
 
 def test_only_a_run_that_scores_and_is_at_its_end_owes_scores() -> None:

@@ -100,11 +100,11 @@ def test_examples_are_functions_of_the_seed(
     st.lists(st.integers(1, 40), max_size=20),
     st.integers(1, 100),
 )
-def test_batches_hold_each_row_once_and_few_tokens(lengths: list[int], most: int) -> None:
-    result = list(batch_by_length(lengths, most))
+def test_batches_hold_each_row_once_and_few_tokens(lengths: list[int], max_tokens: int) -> None:
+    result = list(batch_by_length(lengths, max_tokens))
     assert sorted(number for batch in result for number in batch) == list(range(len(lengths)))
     for batch in result:
-        assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= most
+        assert len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= max_tokens
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-transformer"])
@@ -148,9 +148,9 @@ def ask(run: RunFolder, *words: str) -> Result:
 
 def test_the_command_stores_results_that_the_report_draws(run: RunFolder) -> None:
     words = ["--lengths", "128,64", "--examples", "2", "--tasks", "copy,needle", "--json"]
-    one, again = ask(run, *words), ask(run, *words)
-    assert one.exit_code == 0, one.output
-    result = json.loads(one.stdout)
+    first, again = ask(run, *words), ask(run, *words)
+    assert first.exit_code == 0, first.output
+    result = json.loads(first.stdout)
     assert result["tasks"] == json.loads(again.stdout)["tasks"]
     assert [item["length"] for item in result["tasks"]["copy"]] == [64, 128]
     assert all(3 < item["loss"] < 9 for item in result["tasks"]["needle"])

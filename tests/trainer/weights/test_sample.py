@@ -38,9 +38,9 @@ def test_a_seed_decides_the_text_and_only_ids_of_the_tokenizer_appear(run: RunFo
     assert said[0] == said[1] != said[2]
     assert [item.prompt for item in said[0]] == prompts
     assert all(0 < item.tokens <= 8 for item in said[0])
-    for each in said[0]:
-        assert each.ended or each.tokens == 8
-        assert "<|endoftext|>" not in each.text
+    for generated in said[0]:
+        assert generated.ended or generated.tokens == 8
+        assert "<|endoftext|>" not in generated.text
 
 
 def test_temperature_0_takes_the_most_likely_token(run: RunFolder) -> None:
