@@ -35,7 +35,7 @@ check: $(TESTS)  ## lint, format, types, packaging, pages and the rules of the h
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py tests/test_docs.py
+	$(BIN)/python -m pytest tests/test_house.py tests/test_rooms.py tests/test_names.py tests/test_docs.py
 
 style: $(TESTS)  ## format the code and fix lint findings that can be fixed
 	$(BIN)/ruff check --fix .

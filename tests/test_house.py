@@ -14,7 +14,6 @@ import textwrap
 import tomllib
 import typing
 import zipfile
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -336,40 +335,3 @@ def test_make_help_lists_the_main_targets() -> None:
     ).stdout
     for target in ("run", "test", "check", "bench", "setup", "help"):
         assert f"make {target} " in help_text
-
-
-def missing_files(text: str, existing: Collection[str]) -> list[str]:
-    """Return the .py and .md files that a text names and the repository lacks.
-
-    A path may be shortened from the left: `engines/update.py`. NAME stands for any name.
-    """
-    names = re.findall(r"(?<![\w/.{}*<>:-])(?:[\w-]+/)*[\w-]+\.(?:py|md)\b(?!/)", text)
-    paths = [f"/{path}" for path in existing]
-    return [
-        name
-        for name in names
-        if "NAME" not in name and not any(path.endswith(f"/{name}") for path in paths)
-    ]
-
-
-def test_pages_and_docstrings_name_existing_files() -> None:
-    folders = ("tests", "benchmarks", "docs", ".ci")
-    modules = [*ALL_FILES, *(file for folder in folders for file in files_of(folder))]
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    existing = [path.relative_to(ROOT).as_posix() for path in [*modules, *pages]]
-    texts = {page: page.read_text() for page in pages}
-    for file in modules:
-        nodes = ast.walk(ast.parse(file.read_text()))
-        strings = [node.value for node in nodes if isinstance(node, ast.Expr)]
-        docs = [node.value for node in strings if isinstance(node, ast.Constant)]
-        texts[file] = "\n".join(doc for doc in docs if isinstance(doc, str))
-    stale = {
-        str(path.relative_to(ROOT)): missing_files(text, existing) for path, text in texts.items()
-    }
-    assert not {path: names for path, names in stale.items() if names}
-
-
-def test_a_stale_path_is_found() -> None:
-    text = "See engines/update.py, update.py and operators/NAME.py; models/gone.py, date.py, a.md."
-    existing = ["trainer/engines/update.py", "models/present.py"]
-    assert missing_files(text, existing) == ["models/gone.py", "date.py", "a.md"]

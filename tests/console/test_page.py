@@ -15,7 +15,7 @@ class Elements(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[int] = []
-        self.found: list[tuple[str, str]] = []
+        self.elements: list[tuple[str, str]] = []
         self.classes: list[str | None] = []
         self.feed(text)
         self.close()
@@ -23,20 +23,20 @@ class Elements(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
-            self.open.append(len(self.found))
-        self.found.append((tag, ""))
+            self.open.append(len(self.elements))
+        self.elements.append((tag, ""))
         self.classes.append(dict(attrs).get("class"))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.found[self.open.pop()][0] == tag
+        assert self.elements[self.open.pop()][0] == tag
 
     def handle_data(self, data: str) -> None:
         for number in self.open:
-            tag, text = self.found[number]
-            self.found[number] = (tag, text + data)
+            tag, text = self.elements[number]
+            self.elements[number] = (tag, text + data)
 
     def texts(self, tag: str) -> list[str]:
-        return [text for name, text in self.found if name == tag]
+        return [text for name, text in self.elements if name == tag]
 
 
 HOSTILE = "a | b <script>alert(1)</script> & `x"
@@ -61,7 +61,9 @@ def test_a_page_as_html_has_its_texts() -> None:
     assert result.texts("title") == result.texts("h1") == ["Dataset web"]
     assert result.texts("th") == ["kind", "count"]
     assert result.texts("td") == ["code", "1,234", HOSTILE, "5"]
-    numbers = [text for (_, text), kind in zip(result.found, result.classes, strict=True) if kind]
+    numbers = [
+        text for (_, text), kind in zip(result.elements, result.classes, strict=True) if kind
+    ]
     assert numbers == ["count", "1,234", "5"]
     assert result.texts("code") == ["code"]
     assert result.texts("p") == ["First.\nSecond."]

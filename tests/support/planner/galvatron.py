@@ -76,7 +76,7 @@ class Galvatron:
         self.parameters = profile["layertype_0_sp"][shortest]["parameter_size"]
         longest = profile["layertype_0_sp"][str(self.longest)]["tp_activation_per_bsz_dict"]
         self.kept = {name: size / self.longest * self.length for name, size in longest.items()}
-        self.other = {
+        self.end_memory = {
             place: profile[f"other_memory_pp_{place}_sp"][str(self.longest)]
             for place in ("off", "on_first", "on_last")
         }
@@ -164,7 +164,7 @@ class Galvatron:
         slower = self.hardware["overlap"]["overlap_coe"]
         shares = [1.0] if pp == 1 else [0.5, 0.5]
         place = "off" if pp == 1 else "on_first"
-        states = self.other[place]["model_states"][str(k)] / 4
+        states = self.end_memory[place]["model_states"][str(k)] / 4
         result = [0.0] * pp
         for number, share in zip((0, -1), shares, strict=False):
             forward = rows / point.min_tp * self.ends * share
@@ -224,13 +224,13 @@ class Galvatron:
         for place, number, alive in (
             [("off", 0, 1)] if pp == 1 else [("on_first", 0, pp), ("on_last", -1, 1)]
         ):
-            kept = self.other[place]["activation"][str(k)]
+            kept = self.end_memory[place]["activation"][str(k)]
             if place == "off":
                 kept = 2 / 3 * kept + 1 / 3 * kept / self.longest * self.length
             if place == "on_last":
                 kept = kept / self.longest * self.length
             result[number] += (
-                self.other[place]["model_states"][str(k)] * ratio + kept * rows * alive
+                self.end_memory[place]["model_states"][str(k)] * ratio + kept * rows * alive
             )
         buffer = self.rows(point) / point.min_tp * point.max_tp * self.width * self.length
         return [math.ceil(item + CONTEXT) + int(buffer * 4 / 2**20 / 2) for item in result]
