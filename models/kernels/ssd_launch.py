@@ -30,6 +30,9 @@ OPTIONS = {"num_warps": 8, "num_stages": 1}
 """8 warps for programs with matrix products: accumulators fill the registers of four."""
 PAIR_OPTIONS = {"num_warps": 4, "num_stages": 1}
 """64 rows are too few for eight warps."""
+FP32_PARTS = 2
+"""Parts of a chunk that are chunks of their own in ssd_outputs in fp32, with four warps: whole
+chunks need a quarter more instructions and twice the time to compile."""
 
 
 @cache
@@ -179,9 +182,12 @@ def bind_outputs(
     sizes: Sizes, value_strides: Strides, out_strides: Strides, *, backward: bool
 ) -> Launch:
     """Bind the program of y, or of dx."""
+    constants = {**sizes.constants, "SUM_TOKENS": CHUNK, **OPTIONS}
+    if sizes.fp32:
+        constants |= {"CHUNK": CHUNK // FP32_PARTS, "CHUNKS": CHUNKS * FP32_PARTS, **PAIR_OPTIONS}
     return _programs()[0].bind(
         "ssd_outputs", sizes.grid, *sizes.span_arguments, *value_strides, *sizes.xBC_strides,
-        *out_strides, BACKWARD=backward, **sizes.constants, **OPTIONS,
+        *out_strides, BACKWARD=backward, **constants,
     )  # fmt: skip
 
 

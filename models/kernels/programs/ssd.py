@@ -63,13 +63,21 @@ def document_masks(positions, first_token, length, CHUNK: tl.constexpr, PACKED: 
 @triton.jit
 def chunk_decays(
     delta, dA_cumsum, positions, first_token, length,
-    CHUNK: tl.constexpr, PACKED: tl.constexpr,
+    CHUNK: tl.constexpr, SUM_TOKENS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """Return Δ, dA_cumsum, decay_to_end and decay_from_start [CHUNK], and the chunk's decay."""
+    """Return Δ, dA_cumsum, decay_to_end and decay_from_start [CHUNK], and the chunk's decay.
+
+    Sums in memory begin anew every SUM_TOKENS tokens, those returned at the chunk's start.
+    """
     token = tl.arange(0, CHUNK)
     delta_t = tl.load(delta + first_token + token)
     cumsum_t = tl.load(dA_cumsum + first_token + token)
     cumsum_end = tl.load(dA_cumsum + first_token + CHUNK - 1)
+    if SUM_TOKENS > CHUNK:
+        inside = first_token % SUM_TOKENS > 0
+        cumsum_before = tl.load(dA_cumsum + first_token - 1, mask=inside, other=0.0)
+        cumsum_t -= cumsum_before
+        cumsum_end -= cumsum_before
     start_mask, end_mask, unbroken = document_masks(positions, first_token, length, CHUNK, PACKED)
     decay_to_end = tl.where(end_mask, tl.exp(cumsum_end - cumsum_t), 0.0)
     decay_from_start = tl.where(start_mask, tl.exp(cumsum_t), 0.0)
@@ -167,7 +175,7 @@ def ssd_span_states(
     for index in range(start_chunk, end_chunk):
         first_token = (start_chunk + end_chunk - 1 - index if BACKWARD else index) * CHUNK
         delta_t, _, decay_to_end, decay_from_start, chunk_decay = chunk_decays(
-            delta, dA_cumsum, positions, first_token, length, CHUNK, PACKED
+            delta, dA_cumsum, positions, first_token, length, CHUNK, CHUNK, PACKED
         )
         x_tile = load_tile(x, x_token_stride, first_token, length, head_dim, CHUNK, HEAD_DIM).to(
             tl.float32
@@ -246,7 +254,8 @@ def ssd_outputs(
     num_heads, heads_per_group, head_dim, state_size, x_row_stride, x_token_stride, B_row_stride,
     B_token_stride, out_row_stride, out_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    SUM_TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """y_t = Σ_{s≤t} (C_t·B_s)·L_ts·Δ_s·x_s + exp(dA_cumsum_t)·S·C_t + D·x_t, with S the state
     before the chunk.
@@ -274,7 +283,7 @@ def ssd_outputs(
     for index in range(start_chunk, end_chunk):
         first_token = (start_chunk + end_chunk - 1 - index if BACKWARD else index) * CHUNK
         delta_t, cumsum_t, decay_to_end, decay_from_start, chunk_decay = chunk_decays(
-            delta, dA_cumsum, positions, first_token, length, CHUNK, PACKED
+            delta, dA_cumsum, positions, first_token, length, CHUNK, SUM_TOKENS, PACKED
         )
         C_tile = load_tile(C, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE)
         B_tile = load_tile(B, B_token_stride, first_token, length, state_size, CHUNK, STATE_SIZE)
