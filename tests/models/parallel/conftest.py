@@ -16,22 +16,22 @@ WORK = Path(__file__).with_name("work.py")
 
 
 @pytest.fixture(scope="session")
-def two() -> Iterator[Ranks]:
+def two_ranks() -> Iterator[Ranks]:
     ranks = Ranks(2, WORK)
     yield ranks
     ranks.stop()
 
 
 @pytest.fixture(scope="session")
-def four() -> Iterator[Ranks]:
+def four_ranks() -> Iterator[Ranks]:
     ranks = Ranks(4, WORK)
     yield ranks
     ranks.stop()
 
 
 @pytest.fixture(scope="session")
-def pools(two: Ranks, four: Ranks) -> dict[int, Ranks]:
-    return {2: two, 4: four}
+def pools(two_ranks: Ranks, four_ranks: Ranks) -> dict[int, Ranks]:
+    return {2: two_ranks, 4: four_ranks}
 
 
 @pytest.fixture(scope="session")

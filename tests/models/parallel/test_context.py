@@ -106,13 +106,13 @@ def mixed(tiny_of: Callable[..., Model]) -> Model:
 RING = {"attention": "ring", "hyena_li": "a2a", "delta": "a2a"}
 
 
-def test_every_operator(two: Ranks, four: Ranks, tiny: Model) -> None:
+def test_every_operator(two_ranks: Ranks, four_ranks: Ranks, tiny: Model) -> None:
     """With four ranks, filters reach over several parts, and kv_heads are fewer than ranks."""
-    assert apart(two, tiny, CUTS) < BOUND
-    assert apart(two, tiny, None, **RING) < BOUND
-    assert apart(four, tiny, CUTS, **RING) < BOUND
-    if heads_divide(tiny, four):
-        assert apart(four, tiny, None) < BOUND
+    assert apart(two_ranks, tiny, CUTS) < BOUND
+    assert apart(two_ranks, tiny, None, **RING) < BOUND
+    assert apart(four_ranks, tiny, CUTS, **RING) < BOUND
+    if heads_divide(tiny, four_ranks):
+        assert apart(four_ranks, tiny, None) < BOUND
 
 
 @pytest.mark.slow
@@ -138,46 +138,50 @@ def test_any_documents(
     assert apart(pools[size], mixed, edges, **forms) < BOUND
 
 
-def test_documents_that_see_each_other(four: Ranks, mixed: Model) -> None:
+def test_documents_that_see_each_other(four_ranks: Ranks, mixed: Model) -> None:
     together = copy.copy(mixed)
     together.config = dataclasses.replace(mixed.config, isolate_documents=False)
-    assert apart(four, together, CUTS) < BOUND
-    assert apart(four, together, CUTS, **RING) < BOUND
+    assert apart(four_ranks, together, CUTS) < BOUND
+    assert apart(four_ranks, together, CUTS, **RING) < BOUND
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
-def test_recompute_repeats_the_communication(four: Ranks, mixed: Model, recompute: str) -> None:
-    assert apart(four, mixed, CUTS, recompute=recompute) < BOUND
-    assert apart(four, mixed, CUTS, recompute=recompute, **RING) < BOUND
+def test_recompute_repeats_the_communication(
+    four_ranks: Ranks, mixed: Model, recompute: str
+) -> None:
+    assert apart(four_ranks, mixed, CUTS, recompute=recompute) < BOUND
+    assert apart(four_ranks, mixed, CUTS, recompute=recompute, **RING) < BOUND
 
 
-def test_with_tensor_parallelism(four: Ranks, mixed: Model, tiny_of: Callable[..., Model]) -> None:
+def test_with_tensor_parallelism(
+    four_ranks: Ranks, mixed: Model, tiny_of: Callable[..., Model]
+) -> None:
     """Two by two: inside an operator, a rank has a part of the row and of the channels."""
-    assert apart(four, mixed, CUTS, tensor=2) < BOUND
-    assert apart(four, mixed, CUTS, tensor=2, **RING) < BOUND
+    assert apart(four_ranks, mixed, CUTS, tensor=2) < BOUND
+    assert apart(four_ranks, mixed, CUTS, tensor=2, **RING) < BOUND
     zamba = {"kind": "zamba-block", "heads": 4, "hidden": 24, "lora_rank": 3}
     model = tiny_of("[a>mamba2-groups, mha/hyena-mlp, se]", {"a": zamba})
-    assert apart(four, model, CUTS, tensor=2) < BOUND
+    assert apart(four_ranks, model, CUTS, tensor=2) < BOUND
     heads = tiny_of("[mr-heads, li-heads, freeform-heads, li-s4d]")
-    assert apart(four, heads, CUTS, tensor=2) < BOUND
-    assert apart(four, heads, CUTS, tensor=2, **RING) < BOUND
+    assert apart(four_ranks, heads, CUTS, tensor=2) < BOUND
+    assert apart(four_ranks, heads, CUTS, tensor=2, **RING) < BOUND
 
 
 def test_latents_with_tensor_parallelism_and_recompute(
-    four: Ranks, tiny_of: Callable[..., Model]
+    four_ranks: Ranks, tiny_of: Callable[..., Model]
 ) -> None:
     """The second model's latents are wider than its keys and values: these change ranks."""
     sizes = {"qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 6}
     for rank in (8, 40):
         model = tiny_of("[a, a]", {"a": {"kind": "mla", "heads": 4, "kv_lora_rank": rank, **sizes}})
-        assert apart(four, model, CUTS, tensor=2) < BOUND
-        assert apart(four, model, CUTS, recompute="block") < BOUND
-        assert apart(four, model, CUTS, tensor=2, attention="ring") < BOUND
-        assert apart(four, model, CUTS, recompute="block", attention="ring") < BOUND
+        assert apart(four_ranks, model, CUTS, tensor=2) < BOUND
+        assert apart(four_ranks, model, CUTS, recompute="block") < BOUND
+        assert apart(four_ranks, model, CUTS, tensor=2, attention="ring") < BOUND
+        assert apart(four_ranks, model, CUTS, recompute="block", attention="ring") < BOUND
 
 
 def test_latents_in_fp8_have_the_scales_of_whole_rows(
-    two: Ranks, four: Ranks, tiny_of: Callable[..., Model]
+    two_ranks: Ranks, four_ranks: Ranks, tiny_of: Callable[..., Model]
 ) -> None:
     """Scales of a latent's gradient cover the heads of both axes. In FP8 a ring sends keys and
     values: their gradients are rounded once they are whole."""
@@ -187,27 +191,29 @@ def test_latents_in_fp8_have_the_scales_of_whole_rows(
     model = quantize(tiny_of("[a, a]", {"a": options}), config)
     expansions = [m for name, m in model.named_modules() if name.endswith("kv_b")]
     assert expansions and all(linear.fp8 for linear in expansions)
-    assert apart(two, model, CUTS, fp8=config) < BOUND
-    assert apart(two, model, CUTS, fp8=config, attention="ring") < BOUND
-    assert apart(four, model, CUTS, fp8=config, tensor=2) < BOUND
-    assert apart(two, model, CUTS, fp8=config, fault="scale") > 1e-8
+    assert apart(two_ranks, model, CUTS, fp8=config) < BOUND
+    assert apart(two_ranks, model, CUTS, fp8=config, attention="ring") < BOUND
+    assert apart(four_ranks, model, CUTS, fp8=config, tensor=2) < BOUND
+    assert apart(two_ranks, model, CUTS, fp8=config, fault="scale") > 1e-8
 
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])
-def test_routers_count_all_parts(four: Ranks, tiny_of: Callable[..., Model], over: str) -> None:
+def test_routers_count_all_parts(
+    four_ranks: Ranks, tiny_of: Callable[..., Model], over: str
+) -> None:
     """Balance and z losses, and Sinkhorn's choice, cover whole rows."""
     moe = {"kind": "moe", "hidden": 12, "balance_over": over}
     softmax = {**moe, "experts": 4, "balance_loss": 0.5, "z_loss": 0.1}
     sigmoid = {**moe, "experts": 3, "top_k": 1, "router": "sigmoid", "sinkhorn": True}
     operators = {"a": softmax, "b": sigmoid}
     model = tiny_of("[se/a, se/b]", operators).train()
-    assert apart(four, model, CUTS, training=True) < BOUND
-    assert apart(four, model, CUTS, training=True, fault="routers") > 1e-4
+    assert apart(four_ranks, model, CUTS, training=True) < BOUND
+    assert apart(four_ranks, model, CUTS, training=True, fault="routers") > 1e-4
 
 
-def test_faults_are_detected(four: Ranks, mixed: Model) -> None:
+def test_faults_are_detected(four_ranks: Ranks, mixed: Model) -> None:
     """Negative controls: a sum without one rank, a shifted halo, discarded states, positions that
     restart in each part."""
-    assert apart(four, mixed, CUTS, dropped=1) > 1e-3
+    assert apart(four_ranks, mixed, CUTS, dropped=1) > 1e-3
     for fault in ("halo", "states", "positions"):
-        assert apart(four, mixed, CUTS, fault=fault) > 1e-4, fault
+        assert apart(four_ranks, mixed, CUTS, fault=fault) > 1e-4, fault

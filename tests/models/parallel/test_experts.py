@@ -122,14 +122,14 @@ def test_split_experts_are_the_whole_model(
         assert worst < BOUND, (layout, worst)
 
 
-def test_one_rank_may_receive_all_rows(two: Ranks, model: Model) -> None:
+def test_one_rank_may_receive_all_rows(two_ranks: Ranks, model: Model) -> None:
     bias = model.get_parameter("blocks.1.mlp.operator.router.bias")
     before = bias.detach().clone()
     try:
         with torch.no_grad():
             bias[0] += 50.0
         model.eval()  # the router's own choice, without Sinkhorn
-        assert apart(two, model, {"ep": 2}, training=False) < BOUND
+        assert apart(two_ranks, model, {"ep": 2}, training=False) < BOUND
     finally:
         model.train()
         with torch.no_grad():
@@ -137,10 +137,10 @@ def test_one_rank_may_receive_all_rows(two: Ranks, model: Model) -> None:
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
-def test_recompute_repeats_the_exchange(two: Ranks, model: Model, recompute: str) -> None:
-    assert apart(two, model, {"tp": 2, "ep": 2}, recompute=recompute) < BOUND
+def test_recompute_repeats_the_exchange(two_ranks: Ranks, model: Model, recompute: str) -> None:
+    assert apart(two_ranks, model, {"tp": 2, "ep": 2}, recompute=recompute) < BOUND
 
 
-def test_routers_that_count_their_own_tokens_alone_show(two: Ranks, model: Model) -> None:
+def test_routers_that_count_their_own_tokens_alone_show(two_ranks: Ranks, model: Model) -> None:
     """Negative control: under tensor parallelism a rank routes a part of each row."""
-    assert apart(two, model, {"tp": 2, "ep": 2}, fault="routers") > 1e-4
+    assert apart(two_ranks, model, {"tp": 2, "ep": 2}, fault="routers") > 1e-4

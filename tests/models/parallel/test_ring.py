@@ -127,7 +127,7 @@ def test_the_ring_by_flash_attention(
 
 @pytest.mark.parametrize("edges", [None, [0, 2, 9, 12, 24]])
 def test_latents_travel_in_place_of_keys_and_values(
-    four: Ranks, differs: Callable[..., float], edges: list[int] | None
+    four_ranks: Ranks, differs: Callable[..., float], edges: list[int] | None
 ) -> None:
     """Gradients of the latents and of the weight that expands them; hops by flash attention."""
     heads, dim, channels, length = 3, 2, 4, 12
@@ -142,7 +142,7 @@ def test_latents_travel_in_place_of_keys_and_values(
     shapes = (ROWS, length, heads, dim), (ROWS, length, channels), (2 * heads * dim, channels)
     inputs = [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     divided = [True, True, False]
-    worst = differs(four, "ring_flash_of_latents", attend, inputs, edges, divided=divided)
+    worst = differs(four_ranks, "ring_flash_of_latents", attend, inputs, edges, divided=divided)
     assert worst < BOUND
 
 
@@ -190,11 +190,11 @@ def test_every_rank_computes_equally_many_scores() -> None:
     assert work[0] * size == part * size * (part * size + 1) // 2
 
 
-def test_parts_are_dealt_and_collected(four: Ranks, differs: Callable[..., float]) -> None:
+def test_parts_are_dealt_and_collected(four_ranks: Ranks, differs: Callable[..., float]) -> None:
     for part in (1, 2, 5):
         x = normal(ROWS, 4 * part, 3, seed=1)
         weights = torch.arange(1, 4 * part + 1)[:, None]
-        assert differs(four, "deal", lambda x, weights=weights: x * weights, [x]) == 0
+        assert differs(four_ranks, "deal", lambda x, weights=weights: x * weights, [x]) == 0
 
 
 def test_kept_attention_is_the_merged_output() -> None:

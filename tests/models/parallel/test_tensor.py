@@ -114,8 +114,8 @@ def test_slow_heads_and_shared_long_filters(pools: dict[int, Ranks]) -> None:
     ]
 
 
-def test_an_untied_head(two: Ranks) -> None:
-    assert apart(two, make("tie_embeddings=false", "norm=rms")) < BOUND
+def test_an_untied_head(two_ranks: Ranks) -> None:
+    assert apart(two_ranks, make("tie_embeddings=false", "norm=rms")) < BOUND
 
 
 WIDER = [
@@ -128,29 +128,29 @@ WIDER = [
 """Sizes that 16 divides."""
 
 
-def test_rows_in_fp8_have_the_scales_of_whole_rows(two: Ranks) -> None:
+def test_rows_in_fp8_have_the_scales_of_whole_rows(two_ranks: Ranks) -> None:
     """Negative control: each rank takes the scale of its part of a row. Scales are powers of two,
     so only the smallest numbers round differently."""
     config = Fp8Config(smallest=16, ends=0)
     model = quantize(make(*WIDER, "operators.narrow.output_gate=false"), config)
     narrow = {matrix.name for matrix in iterate_matrices(model, config) if matrix.reason is None}
     assert len(narrow) > 20
-    assert apart(two, model, fp8=config) < BOUND
-    assert apart(two, model, fp8=config, fault="scale") > 1e-7
+    assert apart(two_ranks, model, fp8=config) < BOUND
+    assert apart(two_ranks, model, fp8=config, fault="scale") > 1e-7
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
-def test_recompute_repeats_the_gather(two: Ranks, recompute: str) -> None:
-    assert apart(two, make(), recompute=recompute) < BOUND
+def test_recompute_repeats_the_gather(two_ranks: Ranks, recompute: str) -> None:
+    assert apart(two_ranks, make(), recompute=recompute) < BOUND
 
 
 @pytest.mark.parametrize("fault", ["bias", "norm"])
-def test_faults_are_detected(two: Ranks, fault: str) -> None:
-    assert apart(two, make(), fault=fault) > 1e-3
+def test_faults_are_detected(two_ranks: Ranks, fault: str) -> None:
+    assert apart(two_ranks, make(), fault=fault) > 1e-3
 
 
-def test_gradients_of_replicated_parameters_must_be_summed(two: Ranks) -> None:
-    assert apart(two, make(), summed=False) > 1e-3
+def test_gradients_of_replicated_parameters_must_be_summed(two_ranks: Ranks) -> None:
+    assert apart(two_ranks, make(), summed=False) > 1e-3
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))

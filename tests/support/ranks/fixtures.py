@@ -77,7 +77,7 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 
 @pytest.fixture(scope="session")
-def two() -> Iterator[Ranks]:
+def two_ranks() -> Iterator[Ranks]:
     """Two processes that run the tasks of agreeing.py."""
     pool = Ranks(2, AGREEING)
     yield pool

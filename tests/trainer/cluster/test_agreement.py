@@ -23,33 +23,33 @@ def test_a_long_value_is_cut() -> None:
     assert len(line) < 250 and line.endswith("bbb…")
 
 
-def test_equal_facts_are_agreed(two: Ranks) -> None:
-    assert two.run("compare", [{"lr": 1.0}, {"lr": 1.0}]) == ["agreed", "agreed"]
+def test_equal_facts_are_agreed(two_ranks: Ranks) -> None:
+    assert two_ranks.run("compare", [{"lr": 1.0}, {"lr": 1.0}]) == ["agreed", "agreed"]
 
 
-def test_all_ranks_raise_if_one_differs(two: Ranks) -> None:
+def test_all_ranks_raise_if_one_differs(two_ranks: Ranks) -> None:
     expected = "the ranks do not agree on a test; lr: rank 0 has 1.0, rank 1 has 2.0"
-    assert two.run("compare", [{"lr": 1.0}, {"lr": 2.0}]) == [expected] * 2
+    assert two_ranks.run("compare", [{"lr": 1.0}, {"lr": 2.0}]) == [expected] * 2
 
 
-def test_an_error_of_rank_0_is_the_error_of_all(two: Ranks) -> None:
+def test_an_error_of_rank_0_is_the_error_of_all(two_ranks: Ranks) -> None:
     """The others would wait for it."""
-    assert two.run("refuse_first", None) == ["done"] * 2
+    assert two_ranks.run("refuse_first", None) == ["done"] * 2
     error = IntegrityError("the ledger ends at step 3", hint="restore it")
     expected = "IntegrityError: the ledger ends at step 3\n  hint:  restore it"
-    assert two.run("refuse_first", error) == [expected] * 2
-    first, second = two.run("refuse_first", ValueError("a bug"))
+    assert two_ranks.run("refuse_first", error) == [expected] * 2
+    first, second = two_ranks.run("refuse_first", ValueError("a bug"))
     assert first == "ValueError: a bug"
     assert second.startswith("RunError: rank 0 failed: ValueError('a bug')")
 
 
-def test_a_rank_that_fails_stops_all(two: Ranks) -> None:
+def test_a_rank_that_fails_stops_all(two_ranks: Ranks) -> None:
     """The other rank would wait for it. If both fail alike, they raise their own error."""
     for facts, able, failed in (([{"lr": 1.0}, "no file"], 0, 1), (["no file", {"lr": 1.0}], 1, 0)):
         error = f"rank {able} can read a test, and rank {failed} cannot; rank {failed}: no file"
-        assert two.run("compare", facts) == [error] * 2
-    assert two.run("compare", ["no file", "no file"]) == ["no file"] * 2
+        assert two_ranks.run("compare", facts) == [error] * 2
+    assert two_ranks.run("compare", ["no file", "no file"]) == ["no file"] * 2
 
 
-def test_a_rank_knows_whether_it_waits_for_others(two: Ranks) -> None:
-    assert two.run("late_for_barrier") == [True, False]
+def test_a_rank_knows_whether_it_waits_for_others(two_ranks: Ranks) -> None:
+    assert two_ranks.run("late_for_barrier") == [True, False]

@@ -43,12 +43,12 @@ def norms() -> tuple[float, float]:
 
 @pytest.mark.parametrize(("engine", "precision"), PLACES)
 def test_frozen_parameters_have_neither_gradients_nor_states(
-    two: Ranks, engine: str, precision: str
+    two_ranks: Ranks, engine: str, precision: str
 ) -> None:
     frozen, model = frozen_names(), build_meta(config())
     names = {name for name, _ in model.named_parameters()}
     assert frozen and frozen < names
-    for rank in two.run("freezing.step", engine, precision, frozen=True):
+    for rank in two_ranks.run("freezing.step", engine, precision, frozen=True):
         assert rank["counted"] <= names - frozen and rank["changed"] == names - frozen
         assert all(rank["states"].get(name, {"master"}) == {"master"} for name in frozen)
         assert rank["rounded"]
@@ -65,16 +65,18 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
         assert 0 <= parts.get("masters", 0) - rank["masters"] < 4 * len(frozen), "rounded up"
 
 
-def test_without_frozen_groups_all_parameters_move(two: Ranks) -> None:
+def test_without_frozen_groups_all_parameters_move(two_ranks: Ranks) -> None:
     names = {name for name, _ in build_meta(config()).named_parameters()}
-    for rank in two.run("freezing.step", "fsdp2", "fp32", frozen=False):
+    for rank in two_ranks.run("freezing.step", "fsdp2", "fp32", frozen=False):
         assert rank["changed"] == names and rank["norm"] == pytest.approx(norms()[1], rel=1e-4)
         assert all({"master", "ema"} < kinds for kinds in rank["states"].values())
 
 
-def test_frozen_masters_are_in_checkpoints_of_every_engine(two: Ranks, tmp_path: Path) -> None:
+def test_frozen_masters_are_in_checkpoints_of_every_engine(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
     """Their average is their weights; the average of the others began at theirs."""
-    for rank in two.run("freezing.save_and_load", tmp_path, "zero1", "fsdp2", "bf16"):
+    for rank in two_ranks.run("freezing.save_and_load", tmp_path, "zero1", "fsdp2", "bf16"):
         assert all(rank)
     stored, averages = (read_weights(tmp_path / step_name(1), kind) for kind in ("master", "ema"))
     expected = {name: weight.float() for name, weight in dict(initial_weights(config(), 3)).items()}

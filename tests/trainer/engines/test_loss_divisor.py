@@ -70,11 +70,11 @@ def expected(agreeing: ModuleType, divisor: Divisor, z_loss: float = 0.0) -> lis
 
 @pytest.mark.parametrize("divisor", ["weights", "targets"])
 def test_the_loss_is_savannas_in_every_layout(
-    two: Ranks, agreeing: ModuleType, divisor: Divisor
+    two_ranks: Ranks, agreeing: ModuleType, divisor: Divisor
 ) -> None:
     expected_loss = expected(agreeing, divisor)
     for name, (tp, cp) in LAYOUTS.items():
-        for loss in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.0):
+        for loss in two_ranks.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.0):
             assert loss == pytest.approx(expected_loss, rel=2e-5), name
     other_divisor_loss = expected(agreeing, "targets" if divisor == "weights" else "weights")
     assert expected_loss != pytest.approx(other_divisor_loss, rel=0.05), "the two losses differ"
@@ -82,14 +82,14 @@ def test_the_loss_is_savannas_in_every_layout(
 
 @pytest.mark.parametrize("divisor", ["weights", "targets"])
 def test_the_z_loss_is_apart_from_the_loss_in_every_layout(
-    two: Ranks, agreeing: ModuleType, divisor: Divisor
+    two_ranks: Ranks, agreeing: ModuleType, divisor: Divisor
 ) -> None:
     """The gradient is that of both."""
     alone, both = (expected(agreeing, divisor, z_loss) for z_loss in (0.0, 0.1))
     assert alone[0] == both[0] and alone[1] != pytest.approx(both[1], rel=1e-3)
     assert both[2] > 0.05 * both[0], "the loss would be another with it"
     for name, (tp, cp) in LAYOUTS.items():
-        for step in two.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.1):
+        for step in two_ranks.run("divided_loss", tp=tp, cp=cp, divisor=divisor, z_loss=0.1):
             assert step == pytest.approx(both, rel=2e-5), name
 
 

@@ -71,14 +71,14 @@ def test_a_lost_ledger_is_the_error_of_every_rank(trainer: Any) -> None:
         assert "ledger.jsonl" in stderr and "--new-ledger" in stderr
 
 
-def test_ranks_that_start_alike_agree(two: Ranks, tmp_path: Path) -> None:
-    assert two.run("start", tmp_path, [[], []]) == ["agreed"] * 2
+def test_ranks_that_start_alike_agree(two_ranks: Ranks, tmp_path: Path) -> None:
+    assert two_ranks.run("start", tmp_path, [[], []]) == ["agreed"] * 2
 
 
-def test_other_keys_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:
+def test_other_keys_on_one_rank_are_named(two_ranks: Ranks, tmp_path: Path) -> None:
     words = ["optimizer.lr=2e-2", "engine.zero=2", "model.operators.glu.hidden=60", "threads=2"]
     words += ["deterministic=true", "micro_batch_tokens=64", "checkpoints.every=7"]
-    answers = two.run("start", tmp_path, [[], words])
+    answers = two_ranks.run("start", tmp_path, [[], words])
     assert answers[0] == answers[1]
     assert sorted(answers[0].split("; ")) == [
         "checkpoints.every: rank 0 has 500, rank 1 has 7",
@@ -92,17 +92,17 @@ def test_other_keys_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:
     ]
 
 
-def test_keys_that_change_nothing_may_differ(two: Ranks, tmp_path: Path) -> None:
+def test_keys_that_change_nothing_may_differ(two_ranks: Ranks, tmp_path: Path) -> None:
     words = ["data.cache=/elsewhere", "data.workers=2", "slurm.nodes=3"]
-    assert two.run("start", tmp_path, [[], words]) == ["agreed"] * 2
+    assert two_ranks.run("start", tmp_path, [[], words]) == ["agreed"] * 2
 
 
-def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> None:
+def test_another_machine_of_one_rank_is_named(two_ranks: Ranks, tmp_path: Path) -> None:
     """Versions, kernels, environment, and an option of the command."""
     changed = {"headrace": "0.0.9", "torch": "9.9", "kernels": "no Triton", "stop_after": 3}
     changed["sources"] = "another checkout"
     changed["NVIDIA_TF32_OVERRIDE"] = "1"
-    answers = two.run("start", tmp_path, [[], []], changed=changed)
+    answers = two_ranks.run("start", tmp_path, [[], []], changed=changed)
     assert answers[0] == answers[1]
     torch_version = importlib.metadata.version("torch")
     lines = sorted(re.sub(rf"'{torch_version}\S*'", "'ours'", answers[0]).split("; "))
@@ -119,7 +119,7 @@ def test_another_machine_of_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
     ]
 
 
-def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> None:
+def test_another_mixture_on_one_rank_is_named(two_ranks: Ranks, tmp_path: Path) -> None:
     """Weights change the plan; a learning rate does not. A mirror of a dataset changes nothing."""
     for name, seed in (("web", 1), ("code", 2), ("mirror", 1)):
         write_dataset(str(tmp_path / name), random_documents(seed, 60, longest=60))
@@ -137,7 +137,7 @@ def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
 
     def answers(name: str) -> str:
         mixtures = [str(tmp_path / f"{item}.yaml") for item in ("first", name)]
-        first, second = two.run("start", tmp_path, [[], []], mixtures=mixtures)
+        first, second = two_ranks.run("start", tmp_path, [[], []], mixtures=mixtures)
         assert first == second
         return str(first)
 
@@ -150,40 +150,44 @@ def test_another_mixture_on_one_rank_is_named(two: Ranks, tmp_path: Path) -> Non
     assert answers("mirror") == "agreed"
 
 
-def test_all_ranks_load_the_checkpoint_that_rank_0_lists(two: Ranks, tmp_path: Path) -> None:
+def test_all_ranks_load_the_checkpoint_that_rank_0_lists(two_ranks: Ranks, tmp_path: Path) -> None:
     """A listing may be stale where the files can be opened: at the start, and at a rollback."""
-    two.run("save", tmp_path / "run", [2, 4])
-    assert two.run("resume", tmp_path / "run", hidden=[4]) == [[4, 4]] * 2
+    two_ranks.run("save", tmp_path / "run", [2, 4])
+    assert two_ranks.run("resume", tmp_path / "run", hidden=[4]) == [[4, 4]] * 2
 
 
 def test_another_checkpoint_of_the_same_step_on_one_rank_is_named(
-    two: Ranks, tmp_path: Path
+    two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    two.run("save", tmp_path / "run", [2, 4])
-    two.run("save", tmp_path / "other", [2, 4], seed=4)
-    answers = two.run("resume", tmp_path / "run", other_root=tmp_path / "other")
+    two_ranks.run("save", tmp_path / "run", [2, 4])
+    two_ranks.run("save", tmp_path / "other", [2, 4], seed=4)
+    answers = two_ranks.run("resume", tmp_path / "run", other_root=tmp_path / "other")
     assert answers[0] == answers[1]
     assert "do not agree on the checkpoint" in answers[0] and "seal: rank 0 has '" in answers[0]
 
 
 def test_a_checkpoint_that_one_rank_lacks_is_no_reason_to_fall_back(
-    two: Ranks, tmp_path: Path
+    two_ranks: Ranks, tmp_path: Path
 ) -> None:
-    two.run("save", tmp_path / "run", [2, 4])
-    two.run("save", tmp_path / "other", [2])
-    answers = two.run("resume", tmp_path / "run", other_root=tmp_path / "other", fallback=True)
+    two_ranks.run("save", tmp_path / "run", [2, 4])
+    two_ranks.run("save", tmp_path / "other", [2])
+    answers = two_ranks.run(
+        "resume", tmp_path / "run", other_root=tmp_path / "other", fallback=True
+    )
     assert answers[0] == answers[1]
     assert f"rank 1: {tmp_path}/other/checkpoints/step-00000004 is not there" in answers[0]
     assert store.parse_step(store.committed(tmp_path / "run" / "checkpoints")[-1]) == 4
 
 
-def test_other_files_of_initial_weights_on_one_rank_are_named(two: Ranks, tmp_path: Path) -> None:
+def test_other_files_of_initial_weights_on_one_rank_are_named(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
     places = [tmp_path / "a", tmp_path / "b"]
     for place in places:
-        two.run("export_model", place)
-    assert two.run("initialize", tmp_path / "run", places) == ["loaded"] * 2
+        two_ranks.run("export_model", place)
+    assert two_ranks.run("initialize", tmp_path / "run", places) == ["loaded"] * 2
     with (places[1] / "model.safetensors").open("ab") as file:
         file.write(b"more")
-    answers = two.run("initialize", tmp_path / "run", places)
+    answers = two_ranks.run("initialize", tmp_path / "run", places)
     assert answers[0] == answers[1]
     assert "the initial weights; model.safetensors: rank 0 has" in answers[0]

@@ -21,37 +21,41 @@ H100, H200 = "NVIDIA H100, compute 9.0", "NVIDIA H200, compute 9.0"
 WRONG = "output 0 is wrong by 3.5e-01, and the bound for bfloat16 is 0.02, with 2 rows of 64 tokens"
 
 
-def test_one_rank_attests_for_all_and_a_second_start_reads_it(two: Ranks, tmp_path: Path) -> None:
-    first, second = two.run(TASK, tmp_path, [], [H100, H100])
+def test_one_rank_attests_for_all_and_a_second_start_reads_it(
+    two_ranks: Ranks, tmp_path: Path
+) -> None:
+    first, second = two_ranks.run(TASK, tmp_path, [], [H100, H100])
     assert (first["started"], second["started"]) == (1, 0)
     assert first["what"] == second["what"] == "kernels attested on NVIDIA H100, Triton 3.9.0"
     assert first["digest"] == second["digest"] and "rms_norm" in first["kernels"]
-    again, _ = two.run(TASK, tmp_path, [], [H100, H100])
+    again, _ = two_ranks.run(TASK, tmp_path, [], [H100, H100])
     assert (again["started"], again["seconds"]) == (0, 0.0)
     assert again["digest"] == first["digest"]
 
 
-def test_other_devices_and_other_widths_are_attested_anew(two: Ranks, tmp_path: Path) -> None:
-    two.run(TASK, tmp_path, [], [H100, H100])
-    first, second = two.run(TASK, tmp_path, [], [H100, H200])
+def test_other_devices_and_other_widths_are_attested_anew(two_ranks: Ranks, tmp_path: Path) -> None:
+    two_ranks.run(TASK, tmp_path, [], [H100, H100])
+    first, second = two_ranks.run(TASK, tmp_path, [], [H100, H200])
     assert (first["started"], second["started"]) == (0, 1)
     assert first["what"].endswith("on NVIDIA H100, Triton 3.9.0 and NVIDIA H200, Triton 3.9.0")
-    wider, _ = two.run(TASK, tmp_path, ["model.operators.glu.hidden=64"], [H100, H100])
+    wider, _ = two_ranks.run(TASK, tmp_path, ["model.operators.glu.hidden=64"], [H100, H100])
     assert wider["started"] == 1
-    following, _ = two.run(TASK, tmp_path, ["kernels.rms_norm=next"], [H100, H100])
+    following, _ = two_ranks.run(TASK, tmp_path, ["kernels.rms_norm=next"], [H100, H100])
     assert following["started"] == 1 and following["digest"] != first["digest"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "version"])
-def test_a_damaged_or_older_file_is_attested_again(two: Ranks, tmp_path: Path, damage: str) -> None:
-    two.run(TASK, tmp_path, [], [H100, H100])
+def test_a_damaged_or_older_file_is_attested_again(
+    two_ranks: Ranks, tmp_path: Path, damage: str
+) -> None:
+    two_ranks.run(TASK, tmp_path, [], [H100, H100])
     [file] = (tmp_path / "headrace-kernels").glob("*.json")
     pin_keys("attestation", json.loads(file.read_text()))
     text = file.read_text()
     changed = {"flip": ("rms_norm", "rms_morn"), "version": ('"version": 1', '"version": 0')}
     assert changed[damage][0] in text
     file.write_text(text.replace(*changed[damage]))
-    assert two.run(TASK, tmp_path, [], [H100, H100])[0]["started"] == 1
+    assert two_ranks.run(TASK, tmp_path, [], [H100, H100])[0]["started"] == 1
     assert file.read_text() == text, "mended"
 
 
@@ -78,44 +82,44 @@ def test_a_start_whose_kernels_have_changed_warns(
     assert notes == [str(outcome), str(outcome), str(newer)]
 
 
-def test_a_failure_on_one_rank_stops_all(two: Ranks, tmp_path: Path) -> None:
+def test_a_failure_on_one_rank_stops_all(two_ranks: Ranks, tmp_path: Path) -> None:
     """Negative control of the file: what failed is attested again at the next start."""
     problems = [{}, {"glu": WRONG}]
-    errors = two.run(TASK, tmp_path, [], [H100, H200], problems)
+    errors = two_ranks.run(TASK, tmp_path, [], [H100, H200], problems)
     assert errors[0] == errors[1]
     for text in ("the kernel glu failed on NVIDIA H100, Triton 3.9.0 and NVIDIA H200", "torch 2.15",
                  "glu: [silu; ", "wide, bf16]", WRONG, "kernels.fallback=true"):  # fmt: skip
         assert text in errors[0], errors[0]
-    mended = two.run(TASK, tmp_path, [], [H100, H200])
+    mended = two_ranks.run(TASK, tmp_path, [], [H100, H200])
     assert [outcome["started"] for outcome in mended] == [0, 1]
 
 
-def test_fallback_replaces_it_on_all_ranks(two: Ranks, tmp_path: Path) -> None:
+def test_fallback_replaces_it_on_all_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
     words = ["kernels.fallback=true"]
-    outcomes = two.run(TASK, tmp_path, words, [H100, H200], [{}, {"glu": WRONG}])
+    outcomes = two_ranks.run(TASK, tmp_path, words, [H100, H200], [{}, {"glu": WRONG}])
     for outcome in outcomes:
         assert outcome["failed"] == ["glu"] and "glu" not in outcome["kernels"]
         assert WRONG in outcome["replaced"]["glu"]
 
 
-def test_a_kernel_that_the_model_names_is_not_replaced(two: Ranks, tmp_path: Path) -> None:
+def test_a_kernel_that_the_model_names_is_not_replaced(two_ranks: Ranks, tmp_path: Path) -> None:
     words = ["kernels.fallback=true", "model.operators.glu.kernel=triton"]
-    for error in two.run(TASK, tmp_path, words, [H100, H100], [{"glu": WRONG}, {}]):
+    for error in two_ranks.run(TASK, tmp_path, words, [H100, H100], [{"glu": WRONG}, {}]):
         assert "the kernel glu cannot do this" in error
 
 
 CUDNN = {"cudnn attention": WRONG}
 
 
-def test_attention_that_fails_is_left_out(two: Ranks, tmp_path: Path) -> None:
+def test_attention_that_fails_is_left_out(two_ranks: Ranks, tmp_path: Path) -> None:
     words = ["model.operators.attention.head_dim=8"]
-    [error, _] = two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}])
+    [error, _] = two_ranks.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}])
     assert "the kernel cudnn attention failed" in error
     assert "leave cudnn out of kernels.attention, or set kernels.fallback=true" in error
     words += ["kernels.fallback=true"]
-    for outcome in two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
+    for outcome in two_ranks.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
         assert outcome["failed"] == ["cudnn attention"]
         assert outcome["order"] == ["flash", "efficient", "math"]
     words += ["kernels.attention=[cudnn]"]
-    for error in two.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
+    for error in two_ranks.run(TASK, tmp_path, words, [H100, H100], [CUDNN, {}]):
         assert "kernels.attention without cudnn: none of them can compute" in error

@@ -145,9 +145,9 @@ def test_many_wrong_rows_are_listed_in_part(send: Any) -> None:
     )
 
 
-def test_ranks_that_read_the_same_rows_fail_at_the_step(two: Ranks) -> None:
+def test_ranks_that_read_the_same_rows_fail_at_the_step(two_ranks: Ranks) -> None:
     """Two ranks train on a plan; in the control run each reads its own rows."""
-    right, wrong = (two.run("take_rows", as_rank=numbers) for numbers in ([0, 1], [0, 0]))
+    right, wrong = (two_ranks.run("take_rows", as_rank=numbers) for numbers in ([0, 1], [0, 0]))
     assert right == ["finished", "finished"]
     assert (
         wrong

@@ -105,12 +105,12 @@ def test_the_slowest_rank_is_in_the_metrics_and_a_straggler_on_the_terminal(reco
 
 
 @pytest.mark.slow
-def test_a_slow_rank_is_found_in_a_run(two: Ranks, tmp_path: Path) -> None:
+def test_a_slow_rank_is_found_in_a_run(two_ranks: Ranks, tmp_path: Path) -> None:
     """In the control run no rank is slow."""
     result = {}
     for name, slow in {"slow": 1, "control": None}.items():
         (tmp_path / name).mkdir()
-        result[name] = two.run("slowed", tmp_path / name, slow)[0]
+        result[name] = two_ranks.run("slowed", tmp_path / name, slow)[0]
     events = [(item["event"], item["step"], item["rank"]) for item in result["slow"]["events"]]
     assert events == [(BEGINS, 2, 1), (ENDS, 7, 1)]
     assert result["control"]["events"] == []

@@ -14,10 +14,10 @@ from headrace.trainer.scores.team import Team
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 2, 6, 7, 20])
 def test_two_ranks_give_the_results_of_one(
-    two: Ranks, tmp_path: Path, count: int, workers: int
+    two_ranks: Ranks, tmp_path: Path, count: int, workers: int
 ) -> None:
     batches = [list(range(number, 2 * number)) for number in range(count)]
-    first, second = two.run("teamwork", tmp_path, batches, workers)
+    first, second = two_ranks.run("teamwork", tmp_path, batches, workers)
     result, failure, again = first["found"]
     assert result == [[number * number for number in batch] for batch in batches]
     assert ("rank 1 failed: KeyError('of rank 1')" in failure) == (workers == 2)
