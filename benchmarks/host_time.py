@@ -159,7 +159,7 @@ class Clock(Hook):
     def step_done(self, record: StepRecord | None) -> None:
         self.steps.append({**self.passes, "step": 1e3 * (time.thread_time() - self.begin)})
 
-    def apart(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def time_apart(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that adds its CPU time to a part, and not to the part that calls it."""
 
         def run(*args: Any, **options: Any) -> Any:
@@ -226,7 +226,7 @@ def _timed_parts(clock: Clock) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         (BoundLaunch, "__call__", LAUNCHES),
         (op.Op, "__call__", OPS),
     ):
-        yield owner, name, clock.apart(part, getattr(owner, name))
+        yield owner, name, clock.time_apart(part, getattr(owner, name))
 
 
 def run_peer(config: ModelConfig, steps: int) -> Clock:

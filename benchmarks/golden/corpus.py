@@ -55,20 +55,22 @@ def write_corpus(folder: Path) -> None:
     """Write the input files of `tokenize build`."""
     random = Random(SEED)
 
-    def below(limit: int) -> int:
+    def draw_below(limit: int) -> int:
         return int(random.random() * limit)  # random() alone has the same values in each Python
 
-    words = ["".join(SYLLABLES[below(12)] for _ in range(1 + below(3))) for _ in range(300)]
+    words = [
+        "".join(SYLLABLES[draw_below(12)] for _ in range(1 + draw_below(3))) for _ in range(300)
+    ]
     with (folder / BUILDS["text"][0]).open("w", encoding="ascii", newline="\n") as file:
         for _ in range(SENTENCES):
-            count = 2 + below(16)
+            count = 2 + draw_below(16)
             sentence = " ".join(words[int(300 * random.random() ** 3)] for _ in range(count))
             file.write(json.dumps({"text": f"{sentence}."}) + "\n")
-    repeat = "".join("acgt"[below(4)] for _ in range(40))
+    repeat = "".join("acgt"[draw_below(4)] for _ in range(40))
     with (folder / BUILDS["dna"][0]).open("w", encoding="ascii", newline="\n") as file:
         for number in range(SEQUENCES):
-            bases = ["ACGT"[below(4)] * (1 + below(3)) for _ in range(5 + below(60))]
-            bases.insert(below(len(bases)), repeat[: below(40)])
+            bases = ["ACGT"[draw_below(4)] * (1 + draw_below(3)) for _ in range(5 + draw_below(60))]
+            bases.insert(draw_below(len(bases)), repeat[: draw_below(40)])
             file.write(f">sequence-{number}\n{''.join(bases)}\n")
 
 

@@ -34,11 +34,11 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
     draw = Draw(torch.float32 if dry else torch.bfloat16, "cpu" if dry else "cuda", 1)
     odd = case.tiny if dry else ODD
     tries: dict[str, Callable[[], float]] = {
-        "gaps in memory": lambda: worst(measure_errors(case, draw, odd, add_gaps)),
-        "one token": lambda: worst(measure_errors(case, draw, InputShape(1, 1, odd.width))),
+        "gaps in memory": lambda: max_error(measure_errors(case, draw, odd, add_gaps)),
+        "one token": lambda: max_error(measure_errors(case, draw, InputShape(1, 1, odd.width))),
         "no rows": lambda: no_row(case, draw, odd),
         "equal rows": lambda: rows_alike(
-            case, draw, InputShape(1, 20, 72) if dry else far(case, draw)
+            case, draw, InputShape(1, 20, 72) if dry else far_shape(case, draw)
         ),
         "several lengths in a compiled graph": lambda: compiled(case, draw, odd),
     }
@@ -46,7 +46,7 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
         tries["a CUDA graph"] = lambda: recorded(case, draw, odd)
     if torch.cuda.device_count() > 1:
         second_device = Draw(draw.dtype, "cuda:1", 1)
-        tries["another device"] = lambda: worst(measure_errors(case, second_device, odd))
+        tries["another device"] = lambda: max_error(measure_errors(case, second_device, odd))
     for name, run in tries.items():
         try:
             error = run()
@@ -60,7 +60,7 @@ def beyond_limits(kernel: str, dry: bool) -> Iterator[str]:
     print(f"{kernel}: tried {', '.join(tries)}", flush=True)
 
 
-def worst(by_tensor: dict[str, float]) -> float:
+def max_error(by_tensor: dict[str, float]) -> float:
     return max(by_tensor.values())
 
 
@@ -119,10 +119,10 @@ class Alike(Draw):
         if not name.startswith("probe") or not shape:
             return super().normal(name, *shape, scale=scale)
         row = super().normal(name, shape[0] // ROWS, *shape[1:], scale=scale)
-        return again(row)
+        return repeat_rows(row)
 
 
-def far(case: Case, draw: Draw) -> InputShape:
+def far_shape(case: Case, draw: Draw) -> InputShape:
     largest = max(map(numbers, case.make(draw, FAR).values()))
     return replace(FAR, length=FAR.length * -(-(1 << 31) // (ROWS * largest)))
 
@@ -133,7 +133,7 @@ def rows_alike(case: Case, draw: Draw, shape: InputShape) -> float:
     single, double = (case.make(draw, InputShape(rows, 4, 72)) for rows in (1, 2))
     of_rows = {name for name in single if size(single[name]) != size(double[name])}
     inputs = case.make(draw, shape)
-    inputs |= {name: again(inputs[name]) for name in of_rows}
+    inputs |= {name: repeat_rows(inputs[name]) for name in of_rows}
     results = {
         name: y.unflatten(0, (ROWS, -1))
         for name, y in evaluate(case.run, inputs, alike, Tensor.clone).items()
@@ -143,12 +143,12 @@ def rows_alike(case: Case, draw: Draw, shape: InputShape) -> float:
     return difference(last, first)
 
 
-def again(value: Any) -> Any:
+def repeat_rows(value: Any) -> Any:
     """Repeat a value ROWS times."""
     if isinstance(value, Documents):
-        return Documents(again(value.positions))
+        return Documents(repeat_rows(value.positions))
     if isinstance(value, tuple):
-        return tuple(again(part) for part in value)
+        return tuple(repeat_rows(part) for part in value)
     return value.repeat(ROWS, *[1] * (value.dim() - 1))
 
 

@@ -82,10 +82,12 @@ def collectives(shop: Workshop, case: Case) -> dict[str, tuple[float, float]]:
     short, long = (run(shop, case, "count", steps) for steps in (SHORT, COUNTED))
     steps = COUNTED - SHORT
 
-    def more(key: str, kind: str) -> float:
+    def per_step(key: str, kind: str) -> float:
         return float(long[key][kind] - short[key][kind]) / steps
 
-    return {kind: (more("calls", kind), more("bytes", kind)) for kind in sorted(long["calls"])}
+    return {
+        kind: (per_step("calls", kind), per_step("bytes", kind)) for kind in sorted(long["calls"])
+    }
 
 
 def cpu_seconds(shop: Workshop, case: Case) -> float:

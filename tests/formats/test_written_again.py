@@ -54,7 +54,7 @@ def shard_table(sample: Path, again: Path) -> None:
             manifests.write_generation(str(again.parent.parent), shards)
 
 
-def about(sample: Path, again: Path) -> None:
+def dataset_card(sample: Path, again: Path) -> None:
     result = abouts.load(str(sample.parent))
     assert result is not None
     abouts.save(str(again.parent), result)
@@ -160,7 +160,7 @@ FORMATS: dict[str, Again] = {
     "corpora/*/*/tables/*.arrow": shard_table,
     "corpora/*/tables/*.arrow": shard_table,
     "views/*/tables/*.arrow": shard_table,
-    "corpora/web/train/about.json": about,
+    "corpora/web/train/about.json": dataset_card,
     "drop.neardup/neardup.json": near_duplicates,
     "plan.json": plan,
     "changing.json": plan,

@@ -269,9 +269,9 @@ def tiny_of() -> Callable[..., Model]:
     """Function that builds a model from a pattern, `tiny_of("[mha, x]", {"x": {…}})`; the names of
     MIXERS are predefined."""
 
-    def of(pattern: str, operators: dict[str, Any] | None = None, **more: Any) -> Model:
+    def make_tiny(pattern: str, operators: dict[str, Any] | None = None, **more: Any) -> Model:
         used = {name for layer in parse_pattern(pattern, mlp=None) for name in layer.names}
         known = {**MIXERS, **(operators or {})}
         return built(tiny_model_config(pattern, {name: known[name] for name in used}, **more))
 
-    return of
+    return make_tiny

@@ -70,14 +70,14 @@ def test_a_second_show_needs_no_torch(tmp_path: Path, monkeypatch: pytest.Monkey
     words = ["show", "tiny-transformer", "--seq-len", "64"]
     first = run(*words)
 
-    def again(*more: str) -> subprocess.CompletedProcess[str]:
+    def repeat(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_TORCH, *words, *more]
         return subprocess.run(command, capture_output=True, text=True)
 
-    done = again()
+    done = repeat()
     assert (done.returncode, done.stdout) == (0, first.stdout), done.stderr
     for more in (["width=64"], ["--run", "engine.zero=2"]):  # other questions
-        assert "this needs the package torch" in again(*more).stderr
+        assert "this needs the package torch" in repeat(*more).stderr
 
 
 def test_show_as_json() -> None:

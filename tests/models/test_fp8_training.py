@@ -82,7 +82,7 @@ def losses(seed: int, steps: int, config: Fp8Config | None = None, wrong: bool =
     return torch.tensor(result).view(10, -1).mean(1)
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def relative_difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max())
 
 
@@ -90,9 +90,9 @@ def compare(steps: int) -> dict[str, Any]:
     right = losses(1, steps)
     return {
         "bf16": right,
-        "seeds": apart(losses(2, steps), right),
-        "fp8": apart(losses(1, steps, NARROW), right),
-        "wrong scales": apart(losses(1, steps, NARROW, wrong=True), right),
+        "seeds": relative_difference(losses(2, steps), right),
+        "fp8": relative_difference(losses(1, steps, NARROW), right),
+        "wrong scales": relative_difference(losses(1, steps, NARROW, wrong=True), right),
     }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tasks.parity import differences, hold
+from support.tasks.parity import check_parity, differences
 
 SMALL = ("pattern='[attention]'", "mlp=null")
 CORE = ["fsdp2-0-fp32-tp2", "deepspeed-1-fp32-cp2", "deepspeed-3-fp32"]
@@ -63,7 +63,7 @@ def test_compiled_blocks_in_more_layouts(
     in_processes: Any, tmp_path: Path, layouts: list[str]
 ) -> None:
     """Gradients too, beside one rank without compilation."""
-    hold(differences(in_processes, tmp_path, layouts, "tiny", backend="aot_eager"))
+    check_parity(differences(in_processes, tmp_path, layouts, "tiny", backend="aot_eager"))
 
 
 @pytest.mark.long
@@ -72,4 +72,4 @@ def test_compiled_blocks_in_more_layouts(
 def test_every_operator_is_compiled(in_processes: Any, tmp_path: Path, model: str) -> None:
     """These models have shared blocks, which a start refuses to compile under ZeRO-3."""
     layouts = [layout for layout in (*CORE, *EXPERTS) if "deepspeed-3" not in layout]
-    hold(differences(in_processes, tmp_path, layouts, model, backend="aot_eager"))
+    check_parity(differences(in_processes, tmp_path, layouts, model, backend="aot_eager"))

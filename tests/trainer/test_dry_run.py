@@ -144,14 +144,14 @@ def test_a_second_dry_run_needs_no_torch(tmp_path: Path, monkeypatch: pytest.Mon
     dry("--json")
     words = ["optimizer.lr=0.5", "synthetic.steps=8", "--json"]
 
-    def again(*more: str) -> subprocess.CompletedProcess[str]:
+    def repeat(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_TORCH, "run", "--model", TINY, *SMALL, "--dry-run"]
         return subprocess.run([*command, *words, *more], capture_output=True, text=True)
 
-    done = again()
+    done = repeat()
     assert done.returncode == 0, done.stderr
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     assert json.loads(done.stdout) == json.loads(dry(*words).stdout)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     # Another model is counted.
-    assert "this needs the package torch" in again("model.width=48").stderr
+    assert "this needs the package torch" in repeat("model.width=48").stderr

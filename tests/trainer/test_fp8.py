@@ -24,7 +24,7 @@ LAYOUTS = [
 LOSS, GRADIENT = 2e-5, 1e-2
 
 
-def worst(
+def worst_differences(
     results: Any, folder: Path, reference_folder: Path, loss: float
 ) -> dict[str, tuple[float, float]]:
     """Return the difference of each layout: of the loss, and the greatest one of a gradient."""
@@ -56,10 +56,10 @@ def test_every_layout_computes_one_ranks_products(
     arguments = {"steps": 1, "changes": WIDER}
     [[loss, _]] = in_processes(1, "parity", alone, layouts=[REFERENCE], **arguments)[REFERENCE]
     result = in_processes(2, "parity", together, layouts=layouts, **arguments)
-    for layout, (away, gradient) in worst(result, together, alone, loss).items():
+    for layout, (away, gradient) in worst_differences(result, together, alone, loss).items():
         assert away < LOSS and gradient < GRADIENT, (layout, away, gradient)
     exact = in_processes(2, "parity", apart, layouts=["fsdp2-0-fp32-tp2"], **arguments)
-    [(_, gradient)] = worst(exact, apart, alone, loss).values()
+    [(_, gradient)] = worst_differences(exact, apart, alone, loss).values()
     assert gradient > 3 * GRADIENT
 
 

@@ -27,7 +27,7 @@ def norms(in_processes: Any, ranks: int, folder: Path, layouts: list[str], **mor
     )
 
 
-def apart(norms_by_layer: Any, expected: Any) -> list[float]:
+def max_differences(norms_by_layer: Any, expected: Any) -> list[float]:
     """Return the greatest relative difference of the weight, gradient and update norms."""
     assert norms_by_layer.keys() == expected.keys()
     return [
@@ -51,7 +51,10 @@ def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], model
             assert (weight, update) == pytest.approx(whole[layer], rel=1e-12), (layout, layer)
         total = math.sqrt(sum(gradient**2 for _, gradient, _ in watched.values()))
         assert total == pytest.approx(norm, rel=1e-12), layout
-        assert max(apart(watched, reference[0])) < CLOSE, (layout, apart(watched, reference[0]))
+        assert max(max_differences(watched, reference[0])) < CLOSE, (
+            layout,
+            max_differences(watched, reference[0]),
+        )
 
 
 @pytest.mark.slow
@@ -85,7 +88,7 @@ def test_copies_that_count_twice_show(in_processes: Any, tmp_path: Path) -> None
     """Negative control: each rank counts its copy of a parameter."""
     reference = norms(in_processes, 1, tmp_path, [REFERENCE])[REFERENCE][0]
     wrong = norms(in_processes, 2, tmp_path, ["fsdp2-0-fp32-tp2"], fault="counted twice")
-    differences = apart(wrong["fsdp2-0-fp32-tp2"][0], reference)
+    differences = max_differences(wrong["fsdp2-0-fp32-tp2"][0], reference)
     assert all(difference > 1e-3 for difference in differences), differences
 
 

@@ -80,7 +80,7 @@ def sampled(trainer: Any) -> list[str]:
     return [sample["text"] for sample in result]
 
 
-def apart(numbers: list[float], expected: list[float]) -> float:
+def max_difference(numbers: list[float], expected: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(numbers, expected, strict=True))
 
 
@@ -94,16 +94,16 @@ def test_a_run_equals_that_of_one_process(
     one_process, laid_out = trained("one"), trained(layout)
     assert laid_out.lines("ledger.jsonl") == one_process.lines("ledger.jsonl")
     limit = 0.0 if layout == "pp2" else 2e-6
-    assert apart(laid_out.losses(), one_process.losses()) <= limit
-    assert apart(held_out(laid_out), held_out(one_process)) <= limit
+    assert max_difference(laid_out.losses(), one_process.losses()) <= limit
+    assert max_difference(held_out(laid_out), held_out(one_process)) <= limit
     norms = [
         [e["grad_norm"] for e in item.lines("metrics.jsonl")] for item in (laid_out, one_process)
     ]
-    assert apart(*norms) <= 2e-5 * min(norms[1])
+    assert max_difference(*norms) <= 2e-5 * min(norms[1])
     z_losses = [
         [e["z_loss"] for e in item.lines("metrics.jsonl")] for item in (laid_out, one_process)
     ]
-    assert apart(*z_losses) <= 2e-5 * min(z_losses[1])
+    assert max_difference(*z_losses) <= 2e-5 * min(z_losses[1])
     expected, result = (
         exported(one_process, tmp_path / "one"),
         exported(laid_out, tmp_path / "other"),

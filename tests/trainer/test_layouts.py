@@ -16,7 +16,7 @@ FSDP2 = ["fsdp2-0-fp32", "fsdp2-0-bf16"]
 EVERY = [*FP32, *BF16, *FSDP2]
 
 
-def apart(a: list[list[float]], b: list[list[float]]) -> tuple[float, float]:
+def max_differences(a: list[list[float]], b: list[list[float]]) -> tuple[float, float]:
     """Return the greatest difference of the losses, and the greatest relative one of the norms."""
     loss = max(abs(x[0] - y[0]) for x, y in zip(a, b, strict=True))
     norm = max(abs(x[1] - y[1]) / y[1] for x, y in zip(a, b, strict=True))
@@ -33,7 +33,7 @@ def test_every_layout_trains_the_same_model(in_processes: Any, tmp_path: Path, m
         2, "parity", together, layouts=[*FP32, "fsdp2-0-fp32"], steps=3, model=model
     )
     for layout, result in results.items():
-        loss, norm = apart(result, reference["deepspeed-0-fp32"])
+        loss, norm = max_differences(result, reference["deepspeed-0-fp32"])
         assert loss < 2e-6, (layout, loss)
         assert norm < 2e-5, (layout, norm)
         expected = torch.load(alone / "deepspeed-0-fp32.pt")
@@ -66,7 +66,7 @@ def test_experts_are_balanced_over_rows(in_processes: Any, tmp_path: Path, over:
     layouts = DIVISIONS if over == "row" else DIVISIONS[:1]
     result = in_processes(2, "parity", tmp_path, layouts=layouts, at_once=2, **arguments)
     for layout, steps in result.items():
-        loss, norm = apart(steps, expected)
+        loss, norm = max_differences(steps, expected)
         if over == "row":
             assert loss < 1e-6 and norm < 2e-6, (layout, loss, norm)
             biases = torch.load(tmp_path / f"{layout}.pt")[bias]
@@ -123,7 +123,7 @@ def test_replicated_shards_are_the_same_model(in_processes: Any, tmp_path: Path)
     reference = in_processes(1, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=3)
     result = in_processes(4, "parity", tmp_path, layouts=["fsdp2-2-fp32", "fsdp2-0-fp32"], steps=3)
     for layout in result:
-        loss, norm = apart(result[layout], reference["fsdp2-0-fp32"])
+        loss, norm = max_differences(result[layout], reference["fsdp2-0-fp32"])
         assert loss < 2e-6 and norm < 2e-5, (layout, loss, norm)
 
 
@@ -165,7 +165,7 @@ def test_half_precision_stays_near(in_processes: Any, tmp_path: Path) -> None:
     sharded = [f"{engine}-bf16-tp2" for engine in ("deepspeed-1", "deepspeed-3", "fsdp2-0")]
     result = in_processes(2, "parity", together, layouts=[*BF16, rounded, *sharded], steps=1)
     for layout in result:
-        loss, norm = apart(result[layout], reference[exact])
+        loss, norm = max_differences(result[layout], reference[exact])
         assert loss < 5e-3 and norm < 5e-3, (layout, loss, norm)
         away = farthest(gradients(together / f"{layout}.pt"), expected)
         assert limit / 20 < away < limit, (layout, away, limit)  # a smaller distance would be fp32
@@ -195,5 +195,5 @@ def test_a_mean_of_means_is_another_model(in_processes: Any, tmp_path: Path) -> 
     wrong = in_processes(
         2, "parity", tmp_path, layouts=["fsdp2-0-fp32"], steps=1, mean_of_means=True
     )
-    _, norm = apart(wrong["fsdp2-0-fp32"], right["fsdp2-0-fp32"])
+    _, norm = max_differences(wrong["fsdp2-0-fp32"], right["fsdp2-0-fp32"])
     assert norm > 1e-3, norm

@@ -36,7 +36,7 @@ SAVED = {"fsdp2-0-fp32": (4, ROOT), "fsdp2-0-fp32-cp2": (8, ROOT)}
 """Micro-batches of the layouts in which FSDP2 has ranks to gather from."""
 
 
-def hold(in_processes: Any, layouts: list[str]) -> None:
+def check_collectives(in_processes: Any, layouts: list[str]) -> None:
     result = in_processes(2, "collectives", layouts=layouts)
     for layout in SAVED.keys() & result.keys():
         micro_batches, size = SAVED[layout]
@@ -46,9 +46,9 @@ def hold(in_processes: Any, layouts: list[str]) -> None:
 
 
 def test_one_stage_calls_the_collectives_that_it_did_before_pipelines(in_processes: Any) -> None:
-    hold(in_processes, ["deepspeed-1-fp32", "fsdp2-0-fp32"])
+    check_collectives(in_processes, ["deepspeed-1-fp32", "fsdp2-0-fp32"])
 
 
 @pytest.mark.long
 def test_every_layout_of_one_stage_does(in_processes: Any) -> None:
-    hold(in_processes, list(BEFORE))
+    check_collectives(in_processes, list(BEFORE))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tasks.parity import GRADIENT, LOSS, NORM, REFERENCE, differences, hold
+from support.tasks.parity import GRADIENT, LOSS, NORM, REFERENCE, check_parity, differences
 
 ENGINES = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
 AXES = ["tp2", "tp4", "cp2", "cp2ring", "cp2a2a", "cp4", "cp4ring", "tp2cp2", "tp2cp2ring"]
@@ -27,7 +27,7 @@ def test_the_core_of_the_matrix(in_processes: Any, tmp_path: Path) -> None:
     tensor = ["fsdp2-0-fp32-tp2cp2"]  # below, two ranks compare the gradients of deepspeed-1
     context = ["deepspeed-3-fp32-cp2ring"]  # models/parallel/test_context.py has four parts
     experts = ["deepspeed-2-fp32-tp2ep4", "fsdp2-2-fp32-ep2"]
-    hold(differences(in_processes, tmp_path, [*tensor, *context, *experts], "every"))
+    check_parity(differences(in_processes, tmp_path, [*tensor, *context, *experts], "every"))
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def faulty(in_processes: Any, folder: Path, layouts: list[str]) -> None:
 def test_the_whole_matrix(in_processes: Any, tmp_path: Path, model: str) -> None:
     axes = AXES if model != "tiny" else ["tp2", "cp2ring", "tp2cp2ring"]
     layouts = [f"{engine}-fp32-{degrees}" for engine in ENGINES for degrees in axes]
-    hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-tp2"], model))
+    check_parity(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-tp2"], model))
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_the_whole_matrix_of_experts(in_processes: Any, tmp_path: Path, model: s
     axes = [*axes, *STAGED]
     layouts = [f"{engine}-fp32-{degrees}" for engine in EXPERT_ENGINES for degrees in axes]
     replicas = ["fsdp2-2-fp32-ep2", "fsdp2-1-fp32-ep4", "fsdp2-1-fp32-tp2ep2"]
-    hold(differences(in_processes, tmp_path, [*layouts, *replicas], model))
+    check_parity(differences(in_processes, tmp_path, [*layouts, *replicas], model))
 
 
 @pytest.mark.long

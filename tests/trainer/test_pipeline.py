@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tasks.parity import differences
-from support.tasks.parity import hold as hold_engines
+from support.tasks.parity import check_parity, differences
 
 SCHEDULES = ["pp2", "pp2gpipe", "pp2x2"]
 MODELS = ["every", "untied", "shared"]
 
 
-def hold(cases: dict[str, tuple[list[str], float, bool]]) -> None:
+def check_cases(cases: dict[str, tuple[list[str], float, bool]]) -> None:
     for case, (differing, worst, losses) in cases.items():
         assert not differing and worst < 1e-12 and losses, (case, differing, worst, losses)
 
@@ -21,7 +20,7 @@ def hold(cases: dict[str, tuple[list[str], float, bool]]) -> None:
 def test_gradients_are_those_of_one_process(in_processes: Any) -> None:
     """Tied embeddings, a shared block on both stages, routers in a stage without the loss."""
     cases = [("untied", "pp2", 3), ("shared", "pp2x2", 3), ("shared", "pp2gpipe", 2)]
-    hold(in_processes(2, "piped.exact", cases=cases))
+    check_cases(in_processes(2, "piped.exact", cases=cases))
 
 
 @pytest.mark.long
@@ -46,7 +45,7 @@ def test_faults_show(in_processes: Any, fault: str) -> None:
 def test_every_schedule_is_exact(in_processes: Any, recompute: str, packed: bool) -> None:
     """Micro-batches that the stages divide, and one more."""
     cases = [(model, words, m) for model in MODELS for words in SCHEDULES for m in (4, 5)]
-    hold(in_processes(2, "piped.exact", cases=cases, recompute=recompute, packed=packed))
+    check_cases(in_processes(2, "piped.exact", cases=cases, recompute=recompute, packed=packed))
 
 
 TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe", "tiny-delta"]
@@ -55,9 +54,11 @@ TINY = ["tiny-hybrid", "tiny-zamba", "tiny-moe", "tiny-delta"]
 @pytest.mark.long
 def test_shipped_models_are_exact(in_processes: Any) -> None:
     cases = [(model, words, 4) for model in TINY for words in ("pp2", "pp2x2")]
-    hold(in_processes(2, "piped.exact", cases=cases))
-    hold(in_processes(4, "piped.exact", cases=[(model, "pp4", 5) for model in (*TINY, "every")]))
-    hold(
+    check_cases(in_processes(2, "piped.exact", cases=cases))
+    check_cases(
+        in_processes(4, "piped.exact", cases=[(model, "pp4", 5) for model in (*TINY, "every")])
+    )
+    check_cases(
         in_processes(
             4, "piped.exact", cases=[("untied", "pp4uneven", 3), ("every", "pp4uneven", 3)]
         )
@@ -73,7 +74,7 @@ PIPED = ["pp2", "pp2gpipe", "pp2x2", "pp2tp2", "pp2cp2", "pp2cp2ring", "pp4uneve
 @pytest.mark.slow
 def test_stages_train_the_same_model_under_every_engine(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-1-fp32-pp2x2", "deepspeed-2-fp32-pp4uneven", "fsdp2-0-fp32-pp2tp2"]
-    hold_engines(differences(in_processes, tmp_path, layouts, "every"))
+    check_parity(differences(in_processes, tmp_path, layouts, "every"))
 
 
 @pytest.mark.long
@@ -104,7 +105,7 @@ def test_the_whole_matrix_of_stages(in_processes: Any, tmp_path: Path, model: st
     layouts = [f"{engine}-fp32-{axes}" for engine in ENGINES for axes in PIPED]
     layouts += ["fsdp2-2-fp32-pp2", "fsdp2-0-fp32-pp2block"]
     result = differences(in_processes, tmp_path, layouts, model)
-    hold_engines(result)
+    check_parity(result)
 
 
 @pytest.mark.long

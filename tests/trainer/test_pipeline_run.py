@@ -26,7 +26,7 @@ def ledger(run: Path) -> bytes:
     return (run / "ledger.jsonl").read_bytes()
 
 
-def near(losses: list[float], expected: list[float]) -> bool:
+def are_near(losses: list[float], expected: list[float]) -> bool:
     return all(abs(a - b) < 2e-6 for a, b in zip(losses, expected, strict=True))
 
 
@@ -36,7 +36,7 @@ def test_a_pipeline_has_the_ledger_of_one_rank_and_resumes_on_one(trainer: Any, 
     assert "fewer than 2 for each of the 2 stages" not in stderr
     trainer.run()
     assert ledger(trainer.out) == ledger(whole(1))
-    assert near(trainer.losses(), trainer.losses(whole(1)))
+    assert are_near(trainer.losses(), trainer.losses(whole(1)))
     layouts = [e["layout"] for e in trainer.lines("events.jsonl") if "layout" in e]
     assert [layout["pp"] for layout in layouts] == [2, 1]
 
@@ -51,7 +51,7 @@ def test_the_same_stages_resume_to_the_bit(trainer: Any, whole: Any, tmp_path: P
     assert trainer.losses() == trainer.losses(tmp_path / "undisturbed")[:5]
     trainer.run(*words, "layout.schedule=interleaved", "layout.chunks=2")
     assert ledger(trainer.out) == ledger(whole(1))
-    assert near(trainer.losses(), trainer.losses(whole(1)))
+    assert are_near(trainer.losses(), trainer.losses(whole(1)))
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_every_stage_skips_the_same_spikes(trainer: Any, tmp_path: Path) -> None
     skipped = [entry for entry in trainer.lines("ledger.jsonl") if entry.get("skipped")]
     assert skipped and all(entry["why"] == "spike" for entry in skipped)
     assert ledger(trainer.out) == ledger(alone)
-    assert near(trainer.losses(), trainer.losses(alone))
+    assert are_near(trainer.losses(), trainer.losses(alone))
 
 
 def ranks_of(launcher: int) -> list[int]:

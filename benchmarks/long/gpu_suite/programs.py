@@ -109,7 +109,7 @@ def list_limits() -> tuple[list[Any], list[str]]:
     """Return the launches of the part `limits` (`_kernel_limits.py`), and of memcheck."""
     import torch
 
-    from benchmarks.long._kernel_limits import FAR, ODD, ROWS, far
+    from benchmarks.long._kernel_limits import FAR, ODD, ROWS, far_shape
     from benchmarks.long.gpu_suite.parts import MEMCHECK
     from headrace.models.accounting.fake.trace import fake_tensors
     from headrace.models.attestation.cases import all_cases
@@ -130,7 +130,7 @@ def list_limits() -> tuple[list[Any], list[str]]:
             tries += [(case, case.tiny, plain) for case in cases]
         try:
             with fake_tensors(torch.float32):
-                tries.append((cases[0], replace(far(cases[0], draw), rows=ROWS), plain))
+                tries.append((cases[0], replace(far_shape(cases[0], draw), rows=ROWS), plain))
         except Exception as error:
             problems.append(f"{kernel}, {FAR}: {type(error).__name__}: {error}"[:200])
         for case, shape, prepare in tries:

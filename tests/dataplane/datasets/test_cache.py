@@ -26,7 +26,7 @@ from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.storage import storage
 
 
-def held(cache: Cache) -> int:
+def cached_bytes(cache: Cache) -> int:
     return sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
 
 
@@ -61,7 +61,7 @@ def test_remote_rows_equal_local_ones(remote: str, tmp_path: Path) -> None:
     assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == digests(
         Loader(plan_over(local), micro_batch=4)
     )
-    assert recorded(cache) == held(cache)
+    assert recorded(cache) == cached_bytes(cache)
 
 
 def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_every_byte_is_fetched_once(remote: str, tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     digests(Loader(plan, micro_batch=4, cache=cache))
     total = sum(shard.size for shard in Dataset(remote).shards)
-    assert cache.fetched_bytes == held(cache) <= total
+    assert cache.fetched_bytes == cached_bytes(cache) <= total
     again = Cache(tmp_path / "cache")
     digests(Loader(plan, micro_batch=4, cache=again))
     assert again.fetched_bytes == 0
@@ -101,7 +101,7 @@ def test_a_folder_deleted_during_use_is_created_again(remote: str, tmp_path: Pat
             # All at once: the loader's threads go on writing there.
             cache.folder.root.rename(tmp_path / f"deleted-{number}")
     assert seen == expected and not threads_of_loaders(60)
-    assert recorded(cache) == held(cache)
+    assert recorded(cache) == cached_bytes(cache)
 
 
 def test_a_folder_deleted_while_a_writer_waits_for_its_lock_is_created_again(
@@ -120,7 +120,7 @@ def test_a_folder_deleted_while_a_writer_waits_for_its_lock_is_created_again(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     chunk(cache, remote, shard, 1)
-    assert recorded(cache) == held(cache) > 0
+    assert recorded(cache) == cached_bytes(cache) > 0
     assert kept(cache, shard) == {1}
 
 
@@ -141,7 +141,7 @@ def test_a_full_disk_is_an_error(
         chunk(cache, remote, shard, 1)
     assert caught.value.hint and caught.value.where == str(cache.folder.root)
     chunk(cache, remote, shard, 1)
-    assert recorded(cache) == held(cache)
+    assert recorded(cache) == cached_bytes(cache)
     assert not list(cache.folder.root.glob("*/.*"))
 
 
@@ -153,9 +153,9 @@ def test_the_bound_is_never_exceeded(remote: str, tmp_path: Path, small_chunks: 
     for step in Loader(plan_over(remote), micro_batch=4, cache=cache):
         seen += [digest for batch in step for digest in batch.digests]
         with cache.folder.locked():  # or a prefetch changes it while it is counted
-            assert held(cache) <= bound
+            assert cached_bytes(cache) <= bound
     assert seen == expected and not threads_of_loaders(60)
-    assert recorded(cache) == held(cache)
+    assert recorded(cache) == cached_bytes(cache)
 
 
 def chunk(cache: Cache, url: str, shard: Shard, number: int) -> bytes:
@@ -306,7 +306,7 @@ def test_several_processes_fetch_a_chunk_once(tmp_path: Path) -> None:
     jobs = [start(FETCH_ALL, f"local://{home}", folder) for _ in range(3)]
     fetched = [int(job.communicate(timeout=300)[0]) for job in jobs]
     cache = Cache(folder)
-    assert sum(fetched) == held(cache) == recorded(cache) > 0
+    assert sum(fetched) == cached_bytes(cache) == recorded(cache) > 0
 
 
 def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_a_killed_process_blocks_nobody(remote: str, tmp_path: Path) -> None:
     assert recorded(cache) == folders.UNKNOWN
     again = Cache(tmp_path / "cache")
     chunk(again, remote, shard, 1)
-    assert recorded(again) == held(again)
+    assert recorded(again) == cached_bytes(again)
     assert not list(again.folder.root.glob("*/.*"))
 
 
@@ -336,7 +336,7 @@ def test_a_chunk_damaged_on_the_disk_is_fetched_again(remote: str, tmp_path: Pat
         (tmp_path / "damaged").write_bytes(data)
         (tmp_path / "damaged").replace(path)
     assert digests(Loader(plan_over(remote), micro_batch=4, cache=cache)) == expected
-    assert recorded(cache) == held(cache) >= cache.fetched_bytes > 0
+    assert recorded(cache) == cached_bytes(cache) >= cache.fetched_bytes > 0
 
 
 def test_reading_holds_no_file_open(remote: str, tmp_path: Path) -> None:

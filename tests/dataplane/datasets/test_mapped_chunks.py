@@ -15,7 +15,7 @@ from headrace.dataplane.datasets.manifest import Shard
 from headrace.dataplane.storage import checked_files, storage
 
 
-def held(cache: Cache) -> int:
+def cached_bytes(cache: Cache) -> int:
     return sum(path.stat().st_size for path in cache.folder.root.glob("*/[0-9]*"))
 
 
@@ -38,7 +38,7 @@ def test_an_evicted_chunk_keeps_its_bytes_and_is_unmapped(
     # As another process: it evicts.
     second_cache = Cache(tmp_path / "cache", max_bytes=small_chunks)
     second_cache.chunks(remote, shard, 0, 1)
-    assert held(second_cache) <= small_chunks
+    assert cached_bytes(second_cache) <= small_chunks
     assert bytes(view) == whole
     assert deleted_maps(cache) > 0
     file.backing.refresh()
@@ -71,7 +71,7 @@ def test_reads_between_evictions_equal_the_shard(
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(read, range(3))) == [60] * 3
     with cache.folder.locked():
-        assert held(cache) <= 6 * small_chunks
+        assert cached_bytes(cache) <= 6 * small_chunks
 
 
 @pytest.fixture

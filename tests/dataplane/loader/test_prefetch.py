@@ -66,7 +66,7 @@ def reached(ahead: Prefetcher) -> list[int]:
         return [step for step, *_ in ahead.unfinished]
 
 
-def held(cache: Cache) -> set[tuple[str, int]]:
+def cached_chunks(cache: Cache) -> set[tuple[str, int]]:
     """Return the chunks on the disk."""
     with cache.folder.locked():
         files = list(cache.folder._files())
@@ -86,7 +86,7 @@ def test_it_fetches_the_chunks_that_are_read_next(plan: Plan, tmp_path: Path) ->
     ahead = Prefetcher(blocks(reader), cache)
     try:
         eventually(lambda: len(ahead.unfinished) == plan.end_step)  # everything fits
-        eventually(lambda: set(ahead.needs) <= held(cache))
+        eventually(lambda: set(ahead.needs) <= cached_chunks(cache))
         before = cache.requests
         taken = []
         for fetched in ahead:
@@ -143,7 +143,7 @@ def test_the_walk_rests_while_the_cache_has_all_chunks(tmp_path: Path) -> None:
                     and not cache.requests
                 )
             if step == 100:
-                for hash, number in held(cache):
+                for hash, number in cached_chunks(cache):
                     (tmp_path / hash / str(number)).unlink()
             if step > 100 and cache.requests and not ahead.num_cached:
                 # It rests again if the reader has fetched the chunk before the threads did.
@@ -267,7 +267,7 @@ def test_a_local_view_is_prefetched_if_its_tokens_are_remote(tmp_path: Path, sto
         assert (ahead is None) == (store == "local")
         if ahead:
             eventually(lambda: len(groups) - 1 in reached(ahead))
-            eventually(lambda: set(ahead.needs) <= held(cache))
+            eventually(lambda: set(ahead.needs) <= cached_chunks(cache))
             assert len(ahead.needs) > 3
         before = cache.requests
         digests += [group.labels.digests for group in reading]

@@ -70,7 +70,7 @@ def train(pattern: str, *, normalizer: Any = None, vocab_size: int = 1500) -> To
     return tokenizer
 
 
-def brought(tokenizer: Tokenizer, fast_from: int = 0, **options: Any) -> BpeTokenizer:
+def load_fast(tokenizer: Tokenizer, fast_from: int = 0, **options: Any) -> BpeTokenizer:
     """Return the product's tokenizer, which uses the fast path from the first text on."""
     text, config = tokenizer.to_str().encode(), BpeConfig(**options)
     return BpeTokenizer(text, config, source="test", fast_from=fast_from)
@@ -110,7 +110,7 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
-    result = brought(tokenizer)
+    result = load_fast(tokenizer)
     assert result.slow_reason is None
     return result, reference
 
@@ -190,11 +190,11 @@ ODD_TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module", params=list(ODD))
-def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
+def odd_tokenizer(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     tokenizer = ODD[request.param]()
     reference = Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
-    result = brought(tokenizer)
+    result = load_fast(tokenizer)
     assert (result.slow_reason is None) is request.param.startswith("added")
     return result, reference
 
@@ -206,10 +206,10 @@ def odd(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
 @example(texts=["wheel", "wheels", "a wheel.", "<w>a <w>", "  ", "1234 5", ""])
 @given(texts=st.lists(ODD_TEXTS, max_size=4))
 def test_unusual_tokenizers_give_equal_ids(
-    odd: tuple[BpeTokenizer, Tokenizer], texts: list[str]
+    odd_tokenizer: tuple[BpeTokenizer, Tokenizer], texts: list[str]
 ) -> None:
     """Equal on the fast or the slow path."""
-    check_equal_ids(*odd, texts)
+    check_equal_ids(*odd_tokenizer, texts)
 
 
 def batched(items: Sequence[str], size: int) -> Iterator[Sequence[str]]:
@@ -271,8 +271,8 @@ def test_decode_inverts_encode(style: tuple[BpeTokenizer, Tokenizer]) -> None:
 def test_special_tokens_in_a_text_are_text_by_default() -> None:
     tokenizer = train(LLAMA3, vocab_size=600)
     end = tokenizer.token_to_id(END)
-    assert brought(tokenizer).encode([f"a{END}b"]).tokens.tolist().count(end) == 1
-    parsed = brought(tokenizer, parse_special=True).encode([f"a{END}b"])
+    assert load_fast(tokenizer).encode([f"a{END}b"]).tokens.tolist().count(end) == 1
+    parsed = load_fast(tokenizer, parse_special=True).encode([f"a{END}b"])
     assert parsed.tokens.tolist().count(end) == 2
     reference = tokenizer.encode(f"a{END}b", add_special_tokens=False).ids
     assert parsed.tokens.tolist() == [*reference, end]
@@ -286,13 +286,13 @@ def test_added_tokens_in_a_text_keep_the_fast_path(
     tokenizer = train(pattern, normalizer=normalizers.NFC(), vocab_size=600)
     names = ["<think>", "</think>", "<t", "think>x", "  "]
     tokenizer.add_tokens([AddedToken(name, normalized=False, special=False) for name in names])
-    result = brought(tokenizer, parse_special=True)
+    result = load_fast(tokenizer, parse_special=True)
     monkeypatch.setattr(result, "_encode_slowly", None)
     rng = random.Random(0)
     pieces = [*names, END, "thin", "<", " ", "x", "e\u0301", "\u0338", "1", "a b"]
     texts = ["".join(rng.choices(pieces, k=rng.randrange(12))) for _ in range(500)]
     check_equal_ids(result, tokenizer, texts)
-    plain, reference = brought(tokenizer), Tokenizer.from_str(tokenizer.to_str())
+    plain, reference = load_fast(tokenizer), Tokenizer.from_str(tokenizer.to_str())
     reference.encode_special_tokens = True
     monkeypatch.setattr(plain, "_encode_slowly", None)
     check_equal_ids(plain, reference, texts)
@@ -303,11 +303,11 @@ def test_a_token_changed_by_normalization_is_searched_for_before() -> None:
     tokenizer = train(QWEN2, normalizer=normalizers.NFC(), vocab_size=600)
     texts = [f"a {END}\u0338b", "c"]
     assert END not in tokenizer.normalizer.normalize_str(texts[0])
-    parsed = brought(tokenizer, parse_special=True)
+    parsed = load_fast(tokenizer, parse_special=True)
     assert parsed.slow_reason is None
     check_equal_ids(parsed, tokenizer, texts)
     tokenizer.encode_special_tokens = True
-    check_equal_ids(brought(tokenizer), tokenizer, texts)
+    check_equal_ids(load_fast(tokenizer), tokenizer, texts)
 
 
 def test_an_unreachable_token_is_inexact() -> None:
@@ -341,7 +341,7 @@ def test_ids_in_another_order_than_the_merges() -> None:
     data["model"]["vocab"] = dict(zip(data["model"]["vocab"], numbered, strict=True))
     data["added_tokens"][0]["id"] = data["model"]["vocab"][END]
     tokenizer = Tokenizer.from_str(json.dumps(data))
-    result = brought(tokenizer)
+    result = load_fast(tokenizer)
     assert result.slow_reason is None
     check_equal_ids(result, tokenizer, ["Hello  there, def f(x):\n    return 12345", "", "中文 🙂"])
 
@@ -352,7 +352,7 @@ def test_with_another_pattern_ids_would_differ() -> None:
     data = json.loads(tokenizer.to_str())
     data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = QWEN2
     with pytest.raises(AssertionError):
-        check_equal_ids(brought(Tokenizer.from_str(json.dumps(data))), tokenizer, ["x = 12345"])
+        check_equal_ids(load_fast(Tokenizer.from_str(json.dumps(data))), tokenizer, ["x = 12345"])
 
 
 @pytest.mark.parametrize(
@@ -374,14 +374,14 @@ def test_inexact_names_the_reason(change: Any, reason: str) -> None:
 
 def test_a_tokenizer_that_cannot_be_converted_is_used_directly() -> None:
     tokenizer = train(LLAMA3, normalizer=normalizers.Lowercase())
-    result = brought(tokenizer)
+    result = load_fast(tokenizer)
     assert result.slow_reason is not None
     check_equal_ids(result, tokenizer, ["Hello  THERE", "", "x\n\n  Y"])
 
 
 def test_few_texts_do_not_start_the_fast_path() -> None:
     tokenizer = train(LLAMA3, vocab_size=600)
-    result = brought(tokenizer, fast_from=100)
+    result = load_fast(tokenizer, fast_from=100)
     started = []
     for text in ["Hello  there", "", "x" * 60, "中文 " * 20, "def f(x):\n    return 12345", "end"]:
         check_equal_ids(result, tokenizer, [text, text])
@@ -390,5 +390,5 @@ def test_few_texts_do_not_start_the_fast_path() -> None:
 
 
 def test_ids_fit_their_type() -> None:
-    result = brought(train(LLAMA3, vocab_size=300))
+    result = load_fast(train(LLAMA3, vocab_size=300))
     assert result.encode(["x"]).tokens.dtype == np.uint16

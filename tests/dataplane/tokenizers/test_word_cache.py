@@ -138,7 +138,7 @@ STYLES = {
 }
 
 
-def brought(data: dict[str, Any], **options: Any) -> BpeTokenizer:
+def load_fast(data: dict[str, Any], **options: Any) -> BpeTokenizer:
     content, config = json.dumps(data).encode(), BpeConfig(end_of_document=END, **options)
     return BpeTokenizer(content, config, source="test", fast_from=0)
 
@@ -161,7 +161,7 @@ def check_equal_ids(tokenizer: BpeTokenizer, reference: Tokenizer, texts: list[s
 @pytest.fixture(scope="module", params=list(STYLES))
 def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
     data = STYLES[request.param]()
-    reference, result = open_library(data), brought(data)
+    reference, result = open_library(data), load_fast(data)
     assert result.slow_reason is None
     return result, reference
 
@@ -184,17 +184,19 @@ def test_large_documents(style: tuple[BpeTokenizer, Tokenizer]) -> None:
 def test_special_tokens_in_a_text() -> None:
     data = llama2()
     texts = [f"a{END}b {END} c", f"{END}", f"<s>{END}{END} x"]
-    check_equal_ids(brought(data, parse_special=True), Tokenizer.from_str(json.dumps(data)), texts)
+    check_equal_ids(
+        load_fast(data, parse_special=True), Tokenizer.from_str(json.dumps(data)), texts
+    )
     first = metaspace("first", False, with_bytes(train()))
     check_equal_ids(
-        brought(first, parse_special=True), Tokenizer.from_str(json.dumps(first)), texts
+        load_fast(first, parse_special=True), Tokenizer.from_str(json.dumps(first)), texts
     )
 
 
 def test_cuts_are_needed_where_no_merge_joins_and_nowhere_else() -> None:
     """Negative control: cuts at all spaces would change ids."""
     data = STYLES["crossing"]()
-    reference, result = open_library(data), brought(data)
+    reference, result = open_library(data), load_fast(data)
     text = " ".join(corpus())
     check_equal_ids(result, reference, [text])
     fast = result._fast
@@ -208,7 +210,7 @@ def test_cuts_are_needed_where_no_merge_joins_and_nowhere_else() -> None:
 def test_few_words_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_cache, "MAX_WORDS", 10)
     data = llama2()
-    result, reference = brought(data), open_library(data)
+    result, reference = load_fast(data), open_library(data)
     for _, text in zip(range(100), corpus(), strict=False):
         check_equal_ids(result, reference, [text[:200], text[200:400]])
 

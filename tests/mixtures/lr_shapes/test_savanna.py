@@ -98,11 +98,11 @@ def test_our_own_shapes_are_another_schedule(style: str, ours: type[LearningRate
 
 
 def test_wrong_settings_are_named() -> None:
-    def wrong(**settings: float) -> dict[str, str]:
+    def problems(**settings: float) -> dict[str, str]:
         return dict(load_shape({"shape": "savanna", **settings}).problems(1_000))
 
-    assert "half of the period" in wrong(warmup=501)["warmup"]
-    assert "half of the period" in wrong(warmup=100, period=150)["warmup"]
-    assert "at least 1 token" in wrong(period=0)["period"]
-    assert "above the peak" in wrong(end=1.5)["end"]
-    assert not wrong(warmup=500)
+    assert "half of the period" in problems(warmup=501)["warmup"]
+    assert "half of the period" in problems(warmup=100, period=150)["warmup"]
+    assert "at least 1 token" in problems(period=0)["period"]
+    assert "above the peak" in problems(end=1.5)["end"]
+    assert not problems(warmup=500)

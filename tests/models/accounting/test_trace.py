@@ -53,7 +53,7 @@ def plain(layer: Layer, u: Tensor) -> Tensor:
     return layer(u).square().mean()
 
 
-def again(layer: Layer, u: Tensor) -> Tensor:
+def recompute(layer: Layer, u: Tensor) -> Tensor:
     result: Tensor = checkpoint(layer, u, use_reentrant=False)
     return result.square().mean()
 
@@ -71,12 +71,12 @@ def allocated(run: Run) -> Levels:
     for parameter in layer.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
 
-    def both() -> None:
+    def run_both_passes() -> None:
         loss = run(layer, u)
         turn()
         loss.backward()
 
-    return levels(both)
+    return levels(run_both_passes)
 
 
 class Products(Recomputable):
@@ -98,7 +98,7 @@ def products(layer: Layer, u: Tensor) -> Tensor:
     return result.square().mean()
 
 
-@pytest.mark.parametrize("run", [plain, again])
+@pytest.mark.parametrize("run", [plain, recompute])
 def test_traced_levels_are_those_of_the_allocator(run: Run) -> None:
     passes = traced(run)
     real = allocated(run)
@@ -164,7 +164,7 @@ def test_the_passes_cancel_and_name_every_gradient() -> None:
     assert abs(sum_changes(passes.forward) + sum_changes(passes.backward)) <= SCALARS
     names = [piece.gradient for piece in passes.backward if piece.gradient]
     assert sorted(names) == sorted(name for name, _ in Layer().named_parameters())
-    assert passes.activations > traced(again).activations
+    assert passes.activations > traced(recompute).activations
 
 
 def test_a_saved_result_is_kept_beside_the_stream() -> None:
@@ -193,14 +193,15 @@ def test_products_of_experts_hold_the_results_of_each_group() -> None:
     def forward() -> None:
         grouped_product(u, weights, ends)
 
-    def both() -> None:
+    def run_both_passes() -> None:
         y = grouped_product(u, weights, ends)  # lives beside its gradient; in a chain it would not
         y.backward(torch.empty_like(y))
 
     passes = traced()
     assert abs(find_peak(passes.forward) - levels(forward).peak) <= SCALARS
     assert (
-        abs(passes.activations + find_peak(passes.backward) + result - levels(both).peak) <= SCALARS
+        abs(passes.activations + find_peak(passes.backward) + result - levels(run_both_passes).peak)
+        <= SCALARS
     )
     with as_on_gpu():  # one launch in bf16, a loop in fp32
         assert traced() == passes

@@ -75,7 +75,7 @@ def ours_of(folder: Path) -> Model:
     return model.eval()
 
 
-def apart(ours: Model, theirs: Callable[[Tensor], Tensor]) -> float:
+def max_difference(ours: Model, theirs: Callable[[Tensor], Tensor]) -> float:
     """Return the greatest difference of the logits, relative to the largest."""
     ids = torch.randint(0, 37, (2, 29), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_a_zamba_that_transformers_saved_is_read(tmp_path: Path) -> None:
     """It keeps the shared weights under one call, not the first."""
     theirs = theirs_of("zamba", ZAMBA1)
     theirs.save_pretrained(tmp_path)
-    assert apart(ours_of(tmp_path), logits_of(theirs)) < 1e-5
+    assert max_difference(ours_of(tmp_path), logits_of(theirs)) < 1e-5
 
 
 def test_a_zamba2_that_transformers_saved_is_read(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_a_zamba2_that_transformers_saved_is_read(tmp_path: Path) -> None:
         pytest.skip("corrections stand in the wrong shared block")
     theirs = theirs_of("zamba2", ZAMBA2)
     theirs.save_pretrained(tmp_path / "whole", safe_serialization=False)
-    assert apart(ours_of(tmp_path / "whole"), logits_of(theirs)) < 1e-5
+    assert max_difference(ours_of(tmp_path / "whole"), logits_of(theirs)) < 1e-5
     theirs.save_pretrained(tmp_path / "cut", safe_serialization=False, max_shard_size="40KB")
     assert len([*(tmp_path / "cut").glob("*.bin"), *(tmp_path / "cut").glob("*.safetensors")]) > 2
-    assert apart(ours_of(tmp_path / "cut"), logits_of(theirs)) < 1e-5
+    assert max_difference(ours_of(tmp_path / "cut"), logits_of(theirs)) < 1e-5
 
 
 def test_copies_of_a_shared_weight_that_differ_are_refused(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_copies_of_a_shared_weight_that_differ_are_refused(tmp_path: Path) -> No
     tied = ("lm_head.weight",)
     state = {n: t.clone() for n, t in theirs.state_dict().items() if n not in tied}
     write_safetensors(tmp_path, state.items())
-    assert apart(ours_of(tmp_path), logits_of(theirs)) < 1e-5
+    assert max_difference(ours_of(tmp_path), logits_of(theirs)) < 1e-5
     changed = "model.layers.4.shared_transf.feed_forward.down_proj.weight"
     state[changed][0, 0] += 1
     write_safetensors(tmp_path, state.items())
@@ -144,13 +144,13 @@ def as_mamba_ssm(model: Any, folder: Path, **ssm: Any) -> None:
 def test_folders_of_mamba_ssm_are_read(tmp_path: Path) -> None:
     mamba = theirs_of("mamba", MAMBA)
     as_mamba_ssm(mamba, tmp_path / "mamba", d_state=8)
-    assert apart(ours_of(tmp_path / "mamba"), logits_of(mamba)) < 1e-5
+    assert max_difference(ours_of(tmp_path / "mamba"), logits_of(mamba)) < 1e-5
     plain = {**MAMBA2, "n_groups": 1, "tie_word_embeddings": True}
     mamba2 = theirs_of("mamba2", plain)
     as_mamba_ssm(mamba2, tmp_path / "mamba2", layer="Mamba2", d_state=8, headdim=8)
-    assert apart(ours_of(tmp_path / "mamba2"), logits_of(mamba2)) < 1e-5
+    assert max_difference(ours_of(tmp_path / "mamba2"), logits_of(mamba2)) < 1e-5
     convert(tmp_path / "mamba2", tmp_path / "again", format="huggingface")
-    assert apart(ours_of(tmp_path / "again"), logits_of(mamba2)) < 1e-5
+    assert max_difference(ours_of(tmp_path / "again"), logits_of(mamba2)) < 1e-5
 
     def refused(**ssm: Any) -> str:
         file = tmp_path / "mamba2" / "config.json"
@@ -178,10 +178,10 @@ def test_several_groups_of_mamba2_have_a_grouped_norm(tmp_path: Path) -> None:
         grouped.weight = layer.mixer.norm.weight
         layer.mixer.norm = grouped
     for name in ("hf", "ssm", "written"):
-        assert apart(ours_of(tmp_path / name), logits_of(theirs)) < 1e-5
+        assert max_difference(ours_of(tmp_path / name), logits_of(theirs)) < 1e-5
     file = tmp_path / "hf" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "norm_groups": 1}))
-    assert apart(ours_of(tmp_path / "hf"), logits_of(theirs)) > 1e-3, "a negative control"
+    assert max_difference(ours_of(tmp_path / "hf"), logits_of(theirs)) > 1e-3, "a negative control"
     with pytest.raises(CheckpointError, match="mamba2: its gated norm has not 4 groups"):
         convert(tmp_path / "hf", tmp_path / "out", format="huggingface")
 
@@ -276,9 +276,9 @@ def test_blackmambas_layers_are_read(tmp_path: Path) -> None:
     assert [str(layer) for layer in ours.config.layers] == [
         *("mamba", "moe4", "mamba&mlp", "mlp", "mamba&moe4")
     ]
-    assert apart(ours, theirs) < 1e-5
+    assert max_difference(ours, theirs) < 1e-5
     convert(tmp_path / "all", tmp_path / "again", format="headrace")
-    assert apart(ours_of(tmp_path / "again"), theirs) < 1e-5
+    assert max_difference(ours_of(tmp_path / "again"), theirs) < 1e-5
     with pytest.raises(CheckpointError, match="no family of transformers"):
         convert(tmp_path / "all", tmp_path / "out", format="huggingface")
 
@@ -287,10 +287,10 @@ def test_an_mlp_after_the_mixer_is_another_function(tmp_path: Path) -> None:
     """Negative control of parallel layers."""
     theirs = as_blackmamba(tmp_path / "all", ["r4"])
     parallel_blocks = ours_of(tmp_path / "all")
-    assert apart(parallel_blocks, theirs) < 1e-5
+    assert max_difference(parallel_blocks, theirs) < 1e-5
     for block in parallel_blocks.typed_blocks():
         object.__setattr__(block.layer, "parallel", False)
-    assert apart(parallel_blocks, theirs) > 1e-3
+    assert max_difference(parallel_blocks, theirs) > 1e-3
 
 
 @pytest.mark.parametrize(

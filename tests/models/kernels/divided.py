@@ -98,7 +98,7 @@ def gradients(model: Model, total: Tensor) -> dict[str, Tensor]:
     return result
 
 
-def apart(axes: Axes, pattern: str = ALL) -> float:
+def max_difference(axes: Axes, pattern: str = ALL) -> float:
     """Return the largest difference of loss and gradients, relative to the largest number."""
     whole, divided = make_model(pattern, "torch").double(), make_model(pattern, "triton")
     _, weights = batch()
@@ -165,10 +165,10 @@ def main(store: str, rank: int) -> None:
     axis = Axis(dist.group.WORLD, rank, 2)
     context = Axes(context=axis)
     result = {
-        "states": apart(context),
-        "states and transition matrices": apart(context, "[gdn, kda]"),
-        "channels": apart(Axes(context=axis, hyena_li="a2a"), "[li]"),
-        "vocabulary": apart(Axes(tensor=axis), "[ssd/glu]"),
+        "states": max_difference(context),
+        "states and transition matrices": max_difference(context, "[gdn, kda]"),
+        "channels": max_difference(Axes(context=axis, hyena_li="a2a"), "[li]"),
+        "vocabulary": max_difference(Axes(tensor=axis), "[ssd/glu]"),
     }
     for groups in (1, 2, 3):
         result[f"a norm of {groups} groups"] = norms_apart(axis, groups)
@@ -178,16 +178,16 @@ def main(store: str, rank: int) -> None:
     for kernel, pattern in scans:
         for direction in (False, True):
             with mock.patch.object(kernel, "receive_state", forgetful(direction)):
-                result[f"{pattern}, forgetful {direction}"] = apart(context, pattern)
+                result[f"{pattern}, forgetful {direction}"] = max_difference(context, pattern)
     ssd_next.CHUNK, ssd_next.DTYPES = 4, (torch.float32,)
     with choice.next_programs(["ssd"]):
-        result["states of next programs"] = apart(context, "[ssd]")
+        result["states of next programs"] = max_difference(context, "[ssd]")
         for direction in (False, True):
             with mock.patch.object(ssd_next, "receive_state", forgetful(direction)):
-                result[f"next programs, forgetful {direction}"] = apart(context, "[ssd]")
+                result[f"next programs, forgetful {direction}"] = max_difference(context, "[ssd]")
     modal_next.TILE = 8
     with choice.next_programs(["modal"]):
-        result["states of Hyena-LI's next programs"] = apart(context, "[li]")
+        result["states of Hyena-LI's next programs"] = max_difference(context, "[li]")
     print(json.dumps(result))
 
 

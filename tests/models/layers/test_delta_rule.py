@@ -37,7 +37,7 @@ def documents_of(cuts: list[int], length: int) -> Documents:
     return Documents.build(torch.tensor(edges), (2, length))
 
 
-def apart(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
+def max_difference(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> float:
     return max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -56,7 +56,7 @@ def test_chunks_equal_the_recurrence(length: int, cuts: list[int], chunk: int, d
     for packed, entering in ((None, None), (None, state), (documents, None), (continued, state)):
         ours = delta_rule(*inputs, packed, state=entering, chunk=chunk)  # type: ignore[arg-type]
         expected = recurrent_delta_rule(*inputs, packed, state=entering)  # type: ignore[arg-type]
-        assert apart(ours, expected) < BOUND
+        assert max_difference(ours, expected) < BOUND
 
 
 @pytest.mark.parametrize("decays", [1, KEY_DIM])
@@ -144,4 +144,4 @@ def test_equals_fla(published: Callable[..., Any], decays: int, form: str) -> No
     for outputs in (ours, theirs):
         total = sum((y * probe).sum() for y, probe in zip(outputs, probes, strict=True))
         results.append((*outputs, *torch.autograd.grad(total, leaves)))
-    assert apart(*results) < BOUND
+    assert max_difference(*results) < BOUND

@@ -82,7 +82,7 @@ def test_a_lost_state_is_seen(tiny: Model) -> None:
         assert (last - tiny(tokens)[:, 19:]).abs().max() > 1e-4
 
 
-def alone(model: Model, prompt: list[int], tokens: int) -> list[int]:
+def continue_without_state(model: Model, prompt: list[int], tokens: int) -> list[int]:
     """Return the most likely continuation by full forward passes."""
     ids = list(prompt)
     for _ in range(tokens):
@@ -96,13 +96,13 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [5], [3, 5, 8, 9, 7]]
 
 
 def test_prompts_of_different_lengths_share_a_batch(tiny: Model) -> None:
-    expected = [alone(tiny, prompt, 6) for prompt in PROMPTS]
+    expected = [continue_without_state(tiny, prompt, 6) for prompt in PROMPTS]
     assert generate(tiny, PROMPTS, 6, sampling=GREEDY) == expected
     assert generate(tiny, PROMPTS[:1], 6, sampling=GREEDY) == expected[:1]
 
 
 def test_a_row_ends_at_the_stop_token(tiny_operator: Model) -> None:
-    expected = [alone(tiny_operator, prompt, 6) for prompt in PROMPTS]
+    expected = [continue_without_state(tiny_operator, prompt, 6) for prompt in PROMPTS]
     stop = expected[0][2]
     cut = [row[: row.index(stop) + 1] if stop in row else row for row in expected]
     assert generate(tiny_operator, PROMPTS, 6, sampling=GREEDY, stop=stop) == cut

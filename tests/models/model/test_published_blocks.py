@@ -101,7 +101,7 @@ def ours_of(theirs: Any, norms: Mapping[str, str], **config: Any) -> Model:
     return model
 
 
-def apart(ours: Model, theirs: Any) -> float:
+def max_difference(ours: Model, theirs: Any) -> float:
     ids = torch.randint(0, 37, (2, 19), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         expected = theirs(ids, use_cache=False).logits
@@ -129,9 +129,9 @@ def test_multipliers_are_granites() -> None:
             "glu": {**GLU, "output_multiplier": 0.4},
         },
     }
-    assert apart(ours_of(theirs, norms, **config), theirs) < 1e-6
+    assert max_difference(ours_of(theirs, norms, **config), theirs) < 1e-6
     for key in ("embedding_multiplier", "logits_multiplier"):
-        assert apart(ours_of(theirs, norms, **{**config, key: 1}), theirs) > 1e-3
+        assert max_difference(ours_of(theirs, norms, **{**config, key: 1}), theirs) > 1e-3
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -153,7 +153,7 @@ def test_olmo2_has_norms_after_its_operators_and_over_all_heads(norm: str) -> No
             "glu": {**GLU, "norm_placement": norm},
         },
     )
-    assert (apart(ours, theirs) < 1e-6) == (norm == "post")
+    assert (max_difference(ours, theirs) < 1e-6) == (norm == "post")
 
 
 @pytest.mark.parametrize("norm", ["rms-zero-centered", "rms"])
@@ -180,7 +180,7 @@ def test_qwen3_next_gates_attention_and_centers_the_weights_of_norms(norm: str) 
         norm_eps=1e-6,
         operators={"attention": attention, "glu": GLU},
     )
-    assert (apart(ours, theirs) < 1e-6) == (norm == "rms-zero-centered")
+    assert (max_difference(ours, theirs) < 1e-6) == (norm == "rms-zero-centered")
 
 
 FALCON = {
@@ -241,7 +241,7 @@ def test_falcon_h1_has_attention_and_mamba_side_by_side(pattern: str) -> None:
     norms = {"input_layernorm": "mixer.norm", "pre_ff_layernorm": "mlp.norm"}
     ours = ours_of(theirs, norms, pattern="[attention|mamba] * 2", **config)
     if "|" in pattern:
-        assert apart(ours, theirs) < 1e-6
+        assert max_difference(ours, theirs) < 1e-6
         return
     sequence = Model(replace(ours.config, pattern=pattern)).double().eval()  # negative control
     weights = ours.state_dict()
@@ -254,7 +254,7 @@ def test_falcon_h1_has_attention_and_mamba_side_by_side(pattern: str) -> None:
                 weights[f"blocks.{place + 1}.{name}"] = weight
     sequence_keys = sequence.state_dict().keys()
     sequence.load_state_dict({name: weights[name] for name in sequence_keys})
-    assert apart(sequence, theirs) > 1e-3
+    assert max_difference(sequence, theirs) > 1e-3
 
 
 @pytest.mark.parametrize("sinks", [True, False])

@@ -150,28 +150,31 @@ BALANCED = [
 def test_a_row_is_the_same_beside_any_others(options: dict[str, Any]) -> None:
     moe, x = experts(**options), normal(3, 9, 8)
 
-    def together(moe: MoE, x: Tensor) -> tuple[Tensor, Tensor]:
+    def run_with_losses(moe: MoE, x: Tensor) -> tuple[Tensor, Tensor]:
         batch = context()
         return moe(x, batch), sum(batch.losses, start=x.new_zeros(len(x)))
 
-    y, losses = together(moe, x)
+    y, losses = run_with_losses(moe, x)
     for number, row in enumerate(x):
-        alone, loss = together(moe, row[None])
+        alone, loss = run_with_losses(moe, row[None])
         assert torch.allclose(alone[0], y[number], rtol=1e-12)
         assert torch.allclose(loss[0], losses[number], rtol=1e-12)
     coupled = experts(**options, balance_over="micro-batch")
     assert coupled.options.couples_rows and not moe.options.couples_rows
-    everything = together(coupled, x)
+    everything = run_with_losses(coupled, x)
     worst = max(
         float(
-            (together(coupled, row[None])[part][0] - everything[part][number]).detach().abs().max()
+            (run_with_losses(coupled, row[None])[part][0] - everything[part][number])
+            .detach()
+            .abs()
+            .max()
         )
         for part in (0, 1)
         for number, row in enumerate(x)
     )
     assert worst > 1e-3, "a negative control"
     for coupled_part, plain_part in zip(
-        together(coupled, x[:1]), together(moe, x[:1]), strict=True
+        run_with_losses(coupled, x[:1]), run_with_losses(moe, x[:1]), strict=True
     ):
         assert torch.equal(coupled_part, plain_part), "of one row, both are the same"
 

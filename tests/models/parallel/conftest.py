@@ -56,13 +56,15 @@ def greatest_difference(
     expected = torch.autograd.grad((y * probe).sum(), leaves)
     arrays = [item.numpy() for item in inputs]
     answers = ranks.run("part_of", function, arrays, divided, probe.numpy(), *arguments)
-    worst = apart(np.concatenate([part for part, _ in answers], axis=1), y.detach().numpy())
+    worst = max_difference(
+        np.concatenate([part for part, _ in answers], axis=1), y.detach().numpy()
+    )
     for number, (gradient, cut) in enumerate(zip(expected, divided, strict=True)):
         result = [gradients[number] for _, gradients in answers]
         joined = np.concatenate(result, axis=1) if cut else sum(result)
-        worst = max(worst, apart(joined, gradient.numpy()))
+        worst = max(worst, max_difference(joined, gradient.numpy()))
     return worst
 
 
-def apart(a: np.ndarray, b: np.ndarray) -> float:
+def max_difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / max(1.0, np.abs(b).max()))

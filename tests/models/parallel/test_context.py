@@ -34,7 +34,9 @@ def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, probe
 
 
-def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, dict[str, Any]]:
+def compute_alone(
+    model: Model, cuts: list[int] | None
+) -> tuple[torch.Tensor, float, dict[str, Any]]:
     """Logits, auxiliary losses and gradients in one process."""
     tokens, probe = batch(model)
     documents = None
@@ -48,7 +50,7 @@ def alone(model: Model, cuts: list[int] | None) -> tuple[torch.Tensor, float, di
     return logits.detach(), float(losses.detach().sum()), dict(zip(names, gradients, strict=True))
 
 
-def apart(
+def max_difference(
     ranks: Ranks, model: Model, cuts: list[int] | None, *, dropped: int = 0, **options: Any
 ) -> float:
     """Greatest difference of logits, losses and gradients between parts and whole rows.
@@ -56,7 +58,7 @@ def apart(
     `dropped` ranks are left out of the sum of gradients.
     """
     tokens, probe = batch(model)
-    logits, losses, gradients = alone(model, cuts)
+    logits, losses, gradients = compute_alone(model, cuts)
     weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
     answers = ranks.run(
         "model_part", model.config, weights, tokens.numpy(), probe.numpy(), cuts, **options
@@ -108,11 +110,11 @@ RING = {"attention": "ring", "hyena_li": "a2a", "delta": "a2a"}
 
 def test_every_operator(two_ranks: Ranks, four_ranks: Ranks, tiny: Model) -> None:
     """With four ranks, filters reach over several parts, and kv_heads are fewer than ranks."""
-    assert apart(two_ranks, tiny, CUTS) < BOUND
-    assert apart(two_ranks, tiny, None, **RING) < BOUND
-    assert apart(four_ranks, tiny, CUTS, **RING) < BOUND
+    assert max_difference(two_ranks, tiny, CUTS) < BOUND
+    assert max_difference(two_ranks, tiny, None, **RING) < BOUND
+    assert max_difference(four_ranks, tiny, CUTS, **RING) < BOUND
     if heads_divide(tiny, four_ranks):
-        assert apart(four_ranks, tiny, None) < BOUND
+        assert max_difference(four_ranks, tiny, None) < BOUND
 
 
 @pytest.mark.slow
@@ -135,36 +137,36 @@ def test_any_documents(
 ) -> None:
     edges = sorted([0, *cuts, ROWS * LENGTH])
     forms = {"attention": attention, "hyena_li": hyena_li, "delta": delta}
-    assert apart(pools[size], mixed, edges, **forms) < BOUND
+    assert max_difference(pools[size], mixed, edges, **forms) < BOUND
 
 
 def test_documents_that_see_each_other(four_ranks: Ranks, mixed: Model) -> None:
     together = copy.copy(mixed)
     together.config = dataclasses.replace(mixed.config, isolate_documents=False)
-    assert apart(four_ranks, together, CUTS) < BOUND
-    assert apart(four_ranks, together, CUTS, **RING) < BOUND
+    assert max_difference(four_ranks, together, CUTS) < BOUND
+    assert max_difference(four_ranks, together, CUTS, **RING) < BOUND
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
 def test_recompute_repeats_the_communication(
     four_ranks: Ranks, mixed: Model, recompute: str
 ) -> None:
-    assert apart(four_ranks, mixed, CUTS, recompute=recompute) < BOUND
-    assert apart(four_ranks, mixed, CUTS, recompute=recompute, **RING) < BOUND
+    assert max_difference(four_ranks, mixed, CUTS, recompute=recompute) < BOUND
+    assert max_difference(four_ranks, mixed, CUTS, recompute=recompute, **RING) < BOUND
 
 
 def test_with_tensor_parallelism(
     four_ranks: Ranks, mixed: Model, tiny_of: Callable[..., Model]
 ) -> None:
     """Two by two: inside an operator, a rank has a part of the row and of the channels."""
-    assert apart(four_ranks, mixed, CUTS, tensor=2) < BOUND
-    assert apart(four_ranks, mixed, CUTS, tensor=2, **RING) < BOUND
+    assert max_difference(four_ranks, mixed, CUTS, tensor=2) < BOUND
+    assert max_difference(four_ranks, mixed, CUTS, tensor=2, **RING) < BOUND
     zamba = {"kind": "zamba-block", "heads": 4, "hidden": 24, "lora_rank": 3}
     model = tiny_of("[a>mamba2-groups, mha/hyena-mlp, se]", {"a": zamba})
-    assert apart(four_ranks, model, CUTS, tensor=2) < BOUND
+    assert max_difference(four_ranks, model, CUTS, tensor=2) < BOUND
     heads = tiny_of("[mr-heads, li-heads, freeform-heads, li-s4d]")
-    assert apart(four_ranks, heads, CUTS, tensor=2) < BOUND
-    assert apart(four_ranks, heads, CUTS, tensor=2, **RING) < BOUND
+    assert max_difference(four_ranks, heads, CUTS, tensor=2) < BOUND
+    assert max_difference(four_ranks, heads, CUTS, tensor=2, **RING) < BOUND
 
 
 def test_latents_with_tensor_parallelism_and_recompute(
@@ -174,10 +176,10 @@ def test_latents_with_tensor_parallelism_and_recompute(
     sizes = {"qk_nope_head_dim": 5, "qk_rope_head_dim": 4, "v_head_dim": 6}
     for rank in (8, 40):
         model = tiny_of("[a, a]", {"a": {"kind": "mla", "heads": 4, "kv_lora_rank": rank, **sizes}})
-        assert apart(four_ranks, model, CUTS, tensor=2) < BOUND
-        assert apart(four_ranks, model, CUTS, recompute="block") < BOUND
-        assert apart(four_ranks, model, CUTS, tensor=2, attention="ring") < BOUND
-        assert apart(four_ranks, model, CUTS, recompute="block", attention="ring") < BOUND
+        assert max_difference(four_ranks, model, CUTS, tensor=2) < BOUND
+        assert max_difference(four_ranks, model, CUTS, recompute="block") < BOUND
+        assert max_difference(four_ranks, model, CUTS, tensor=2, attention="ring") < BOUND
+        assert max_difference(four_ranks, model, CUTS, recompute="block", attention="ring") < BOUND
 
 
 def test_latents_in_fp8_have_the_scales_of_whole_rows(
@@ -191,10 +193,10 @@ def test_latents_in_fp8_have_the_scales_of_whole_rows(
     model = quantize(tiny_of("[a, a]", {"a": options}), config)
     expansions = [m for name, m in model.named_modules() if name.endswith("kv_b")]
     assert expansions and all(linear.fp8 for linear in expansions)
-    assert apart(two_ranks, model, CUTS, fp8=config) < BOUND
-    assert apart(two_ranks, model, CUTS, fp8=config, attention="ring") < BOUND
-    assert apart(four_ranks, model, CUTS, fp8=config, tensor=2) < BOUND
-    assert apart(two_ranks, model, CUTS, fp8=config, fault="scale") > 1e-8
+    assert max_difference(two_ranks, model, CUTS, fp8=config) < BOUND
+    assert max_difference(two_ranks, model, CUTS, fp8=config, attention="ring") < BOUND
+    assert max_difference(four_ranks, model, CUTS, fp8=config, tensor=2) < BOUND
+    assert max_difference(two_ranks, model, CUTS, fp8=config, fault="scale") > 1e-8
 
 
 @pytest.mark.parametrize("over", ["row", "micro-batch"])
@@ -207,13 +209,13 @@ def test_routers_count_all_parts(
     sigmoid = {**moe, "experts": 3, "top_k": 1, "router": "sigmoid", "sinkhorn": True}
     operators = {"a": softmax, "b": sigmoid}
     model = tiny_of("[se/a, se/b]", operators).train()
-    assert apart(four_ranks, model, CUTS, training=True) < BOUND
-    assert apart(four_ranks, model, CUTS, training=True, fault="routers") > 1e-4
+    assert max_difference(four_ranks, model, CUTS, training=True) < BOUND
+    assert max_difference(four_ranks, model, CUTS, training=True, fault="routers") > 1e-4
 
 
 def test_faults_are_detected(four_ranks: Ranks, mixed: Model) -> None:
     """Negative controls: a sum without one rank, a shifted halo, discarded states, positions that
     restart in each part."""
-    assert apart(four_ranks, mixed, CUTS, dropped=1) > 1e-3
+    assert max_difference(four_ranks, mixed, CUTS, dropped=1) > 1e-3
     for fault in ("halo", "states", "positions"):
-        assert apart(four_ranks, mixed, CUTS, fault=fault) > 1e-4, fault
+        assert max_difference(four_ranks, mixed, CUTS, fault=fault) > 1e-4, fault

@@ -77,7 +77,7 @@ def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, weights
 
 
-def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
+def compute_alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the objective and its gradients, one row after the other."""
     tokens, weights = batch(model)
     total = torch.zeros((), dtype=torch.float64)
@@ -91,11 +91,11 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     return float(total.detach()), dict(zip(names, gradients, strict=True))
 
 
-def apart(ranks: Ranks, model: Model, layout: dict[str, int], **options: Any) -> float:
+def max_difference(ranks: Ranks, model: Model, layout: dict[str, int], **options: Any) -> float:
     """Return the greatest relative difference of the objective and of the gradients, which are the
     sums of all ranks' shares."""
     tokens, weights = batch(model)
-    total, gradients = alone(model)
+    total, gradients = compute_alone(model)
     state = {name: weight.numpy() for name, weight in model.state_dict().items()}
     arguments = (model.config, state, tokens.numpy(), weights.numpy(), CUTS, layout)
     answers = ranks.run("share_of_objective", *arguments, **options)
@@ -118,7 +118,7 @@ def test_split_experts_are_the_whole_model(
 ) -> None:
     """Losses of routers, Sinkhorn, packed documents; experts on neighbours of all axes."""
     for layout in LAYOUTS[processes]:
-        worst = apart(pools[processes], model, layout)
+        worst = max_difference(pools[processes], model, layout)
         assert worst < BOUND, (layout, worst)
 
 
@@ -129,7 +129,7 @@ def test_one_rank_may_receive_all_rows(two_ranks: Ranks, model: Model) -> None:
         with torch.no_grad():
             bias[0] += 50.0
         model.eval()  # the router's own choice, without Sinkhorn
-        assert apart(two_ranks, model, {"ep": 2}, training=False) < BOUND
+        assert max_difference(two_ranks, model, {"ep": 2}, training=False) < BOUND
     finally:
         model.train()
         with torch.no_grad():
@@ -138,9 +138,9 @@ def test_one_rank_may_receive_all_rows(two_ranks: Ranks, model: Model) -> None:
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
 def test_recompute_repeats_the_exchange(two_ranks: Ranks, model: Model, recompute: str) -> None:
-    assert apart(two_ranks, model, {"tp": 2, "ep": 2}, recompute=recompute) < BOUND
+    assert max_difference(two_ranks, model, {"tp": 2, "ep": 2}, recompute=recompute) < BOUND
 
 
 def test_routers_that_count_their_own_tokens_alone_show(two_ranks: Ranks, model: Model) -> None:
     """Negative control: under tensor parallelism a rank routes a part of each row."""
-    assert apart(two_ranks, model, {"tp": 2, "ep": 2}, fault="routers") > 1e-4
+    assert max_difference(two_ranks, model, {"tp": 2, "ep": 2}, fault="routers") > 1e-4

@@ -87,10 +87,10 @@ def largest(model: Model, size: int, part: int, **forms: Any) -> int:
 
 @pytest.fixture
 def block_of(tiny_of: Callable[..., Model]) -> Callable[..., Model]:
-    def of(**options: Any) -> Model:
+    def make_block(**options: Any) -> Model:
         return tiny_of("[x]", {"x": options})
 
-    return of
+    return make_block
 
 
 @pytest.mark.parametrize("part", [64, 128])

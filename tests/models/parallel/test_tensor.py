@@ -49,7 +49,7 @@ def batch(model: Model) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, weights
 
 
-def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
+def compute_alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     tokens, weights = batch(model)
     documents = Documents.build(torch.tensor(CUTS), (ROWS, LENGTH))
     hidden, losses = model.hidden(tokens[:, :-1], documents)
@@ -60,11 +60,11 @@ def alone(model: Model) -> tuple[float, dict[str, torch.Tensor]]:
     return float(total.detach()), dict(zip(names, gradients, strict=True))
 
 
-def apart(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) -> float:
+def max_difference(ranks: Ranks, model: Model, *, summed: bool = True, **options: Any) -> float:
     """Greatest relative difference of the loss and of the assembled gradients. `summed` is whether
     gradients of replicated parameters are summed."""
     tokens, weights = batch(model)
-    loss, gradients = alone(model)
+    loss, gradients = compute_alone(model)
     state = {name: weight.numpy() for name, weight in model.state_dict().items()}
     answers = ranks.run(
         "share_of_loss", model.config, state, tokens.numpy(), weights.numpy(), CUTS, **options
@@ -91,7 +91,7 @@ def test_local_shards_of_every_operator_equal_the_whole(
 ) -> None:
     """Covers fewer heads of keys than ranks, groups split over ranks, a vocabulary and hidden
     channels that do not divide evenly, biases after sums, routers with losses."""
-    assert apart(pools[processes], make()) < BOUND
+    assert max_difference(pools[processes], make()) < BOUND
 
 
 def test_slow_heads_and_shared_long_filters(pools: dict[int, Ranks]) -> None:
@@ -107,15 +107,15 @@ def test_slow_heads_and_shared_long_filters(pools: dict[int, Ranks]) -> None:
         "operators.free.learned_decay=true",
     ]
     model = make(*changes)
-    assert apart(pools[2], model) < BOUND
-    assert apart(pools[4], model) < BOUND
+    assert max_difference(pools[2], model) < BOUND
+    assert max_difference(pools[4], model) < BOUND
     assert list(model.config.tp_problems(3)) == [
         f"operators.{name}: tp=3 does not divide its 4 heads" for name in ("mr", "li")
     ]
 
 
 def test_an_untied_head(two_ranks: Ranks) -> None:
-    assert apart(two_ranks, make("tie_embeddings=false", "norm=rms")) < BOUND
+    assert max_difference(two_ranks, make("tie_embeddings=false", "norm=rms")) < BOUND
 
 
 WIDER = [
@@ -135,22 +135,22 @@ def test_rows_in_fp8_have_the_scales_of_whole_rows(two_ranks: Ranks) -> None:
     model = quantize(make(*WIDER, "operators.narrow.output_gate=false"), config)
     narrow = {matrix.name for matrix in iterate_matrices(model, config) if matrix.reason is None}
     assert len(narrow) > 20
-    assert apart(two_ranks, model, fp8=config) < BOUND
-    assert apart(two_ranks, model, fp8=config, fault="scale") > 1e-7
+    assert max_difference(two_ranks, model, fp8=config) < BOUND
+    assert max_difference(two_ranks, model, fp8=config, fault="scale") > 1e-7
 
 
 @pytest.mark.parametrize("recompute", ["block", "operator"])
 def test_recompute_repeats_the_gather(two_ranks: Ranks, recompute: str) -> None:
-    assert apart(two_ranks, make(), recompute=recompute) < BOUND
+    assert max_difference(two_ranks, make(), recompute=recompute) < BOUND
 
 
 @pytest.mark.parametrize("fault", ["bias", "norm"])
 def test_faults_are_detected(two_ranks: Ranks, fault: str) -> None:
-    assert apart(two_ranks, make(), fault=fault) > 1e-3
+    assert max_difference(two_ranks, make(), fault=fault) > 1e-3
 
 
 def test_gradients_of_replicated_parameters_must_be_summed(two_ranks: Ranks) -> None:
-    assert apart(two_ranks, make(), summed=False) > 1e-3
+    assert max_difference(two_ranks, make(), summed=False) > 1e-3
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(1, 3))

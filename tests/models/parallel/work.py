@@ -319,10 +319,10 @@ def shifted_halo() -> Iterator[None]:
     """Each part gets its halo shifted by one position."""
     right = halo.receive_halo
 
-    def wrong(x: Tensor, count: int, axis: Axis, *, local_length: int) -> Tensor:
+    def faulty(x: Tensor, count: int, axis: Axis, *, local_length: int) -> Tensor:
         return right(x, count, axis, local_length=local_length).roll(1, dims=1)
 
-    with mock.patch("headrace.models.operators.short_conv.receive_halo", wrong):
+    with mock.patch("headrace.models.operators.short_conv.receive_halo", faulty):
         yield
 
 
@@ -331,12 +331,12 @@ def forgotten_states() -> Iterator[None]:
     """The states are exchanged and discarded."""
     right = states.receive_state
 
-    def wrong(added: Tensor, kept: Tensor, axis: Axis, **options: Any) -> Tensor:
+    def faulty(added: Tensor, kept: Tensor, axis: Axis, **options: Any) -> Tensor:
         return right(added, kept, axis, **options) * 0
 
     with (
-        mock.patch("headrace.models.layers.scan.receive_state", wrong),
-        mock.patch("headrace.models.layers.delta.rule.receive_state", wrong),
+        mock.patch("headrace.models.layers.scan.receive_state", faulty),
+        mock.patch("headrace.models.layers.delta.rule.receive_state", faulty),
     ):
         yield
 
@@ -368,10 +368,10 @@ def documents_anew(documents: Documents, axis: Axis) -> Documents:
 def whole_biases() -> Iterator[None]:
     """Each rank adds the whole bias to its partial sum."""
 
-    def wrong(self: OutputLinear, x: Tensor, stored: None = None) -> Tensor:
+    def faulty(self: OutputLinear, x: Tensor, stored: None = None) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
-    with mock.patch.object(OutputLinear, "forward", wrong):
+    with mock.patch.object(OutputLinear, "forward", faulty):
         yield
 
 

@@ -58,7 +58,7 @@ def results(model: Model, length: int, starts: list[int] | None) -> list[torch.T
     return [y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))]
 
 
-def hold(compiled: Model, eager: Model, lengths: list[int], bound: float = 1e-12) -> None:
+def check_equal(compiled: Model, eager: Model, lengths: list[int], bound: float = 1e-12) -> None:
     for length in lengths:
         for starts in PACKINGS:
             pairs = zip(
@@ -80,7 +80,7 @@ def test_a_kind_has_two_graphs_for_each_length() -> None:
     changes = ('pattern="[se, attention] * 2"', "mlp=null")
     compiled, eager = model_of(*changes), model_of(*changes)
     compile_blocks(compiled, CPU, "eager")
-    hold(compiled, eager, [24, 32])
+    check_equal(compiled, eager, [24, 32])
     assert graphs() == 2 * 2 * 2
 
 
@@ -89,7 +89,7 @@ def test_chunks_of_the_delta_rule_break_no_graph() -> None:
     changes = ('pattern="[gdn, kda]"', "mlp=null", "learned_positions=null", "norm=rms")
     compiled, eager = (model_of(*changes, name="every") for _ in range(2))
     compile_blocks(compiled, CPU, "eager")
-    hold(compiled, eager, [24])
+    check_equal(compiled, eager, [24])
     assert graphs() == 2 * 2
 
 
@@ -98,7 +98,7 @@ def test_graphs_of_all_kinds_are_bounded() -> None:
     """li has a graph for each number of chunks too, which takes few values."""
     compiled, eager = model_of(), model_of()
     compile_blocks(compiled, CPU, "eager")
-    hold(compiled, eager, [32, 48, 64])
+    check_equal(compiled, eager, [32, 48, 64])
     assert 3 * 5 * 2 <= graphs() <= 3 * (5 * 2 + 2)
 
 
@@ -107,7 +107,7 @@ def test_generated_code_computes_the_same() -> None:
     changes = ('pattern="[se, attention]"',)
     compiled, eager = model_of(*changes), model_of(*changes)
     compile_blocks(compiled, CPU)
-    hold(compiled, eager, [24], bound=1e-8)  # rotations are fp32
+    check_equal(compiled, eager, [24], bound=1e-8)  # rotations are fp32
 
 
 def test_the_number_of_documents_makes_no_graph() -> None:
@@ -161,7 +161,7 @@ def test_a_kind_with_too_many_graphs_is_an_error_unless_allowed() -> None:
     counters.clear()
     model = model_of(*changes)
     compile_blocks(model, CPU, "eager", limit=1, fallback=True)
-    hold(model, model_of(*changes), [24, 32])
+    check_equal(model, model_of(*changes), [24, 32])
     assert graphs() == 1
 
 
@@ -172,7 +172,7 @@ def test_an_operator_that_cannot_be_traced_runs_eagerly() -> None:
         "mr": "FFTs of packed rows in plain torch"
     }
     compile_blocks(compiled, CPU, "eager")
-    hold(compiled, eager, [24])
+    check_equal(compiled, eager, [24])
     assert graphs() == 2, "the MLP, after packed rows and others"
 
 

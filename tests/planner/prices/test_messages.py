@@ -251,14 +251,14 @@ def test_a_group_that_fills_a_node_shares_its_processor() -> None:
     file = replace(hardware.file, overlap={"node": turns, "network": hidden})
     machine = Machine(Hardware(file, "here.yaml"), "fp32")
 
-    def together(dp: int, tp: int) -> float:
+    def price_overlap(dp: int, tp: int) -> float:
         layout = LayoutConfig(tp=tp)
         engine = EngineMessages(Fsdp2Config(), layout, dp, FP32, machine, 1e6)
         return engine.overlap(1.0, 0.25)
 
     node = machine.per_node
-    assert together(node, 1) == together(node // 2, 2) == pytest.approx(1.25)
-    assert together(2 * node, 1) == together(node, 2) == pytest.approx(1.0)
+    assert price_overlap(node, 1) == price_overlap(node // 2, 2) == pytest.approx(1.25)
+    assert price_overlap(2 * node, 1) == price_overlap(node, 2) == pytest.approx(1.0)
 
 
 def test_layers_of_zero_share_messages() -> None:

@@ -135,14 +135,18 @@ def test_rows_and_tensor_ranks_share_a_rings_operations() -> None:
     machine = Machine(Hardware.load("h100"), "fp32")
     kind = mock.patch.object(rings, "trace_ring", lambda ring, ranks: trace_ring(TILES, 2))
 
-    def of(**split: int) -> tuple[Work, ...]:
+    def forward_work(**split: int) -> tuple[Work, ...]:
         asked = Split(cp=2, attention="ring", **split)  # type: ignore[arg-type]
         result = rings.compute_rings(layer, model, 3072, FP32, machine, asked)
         [ring] = result.values()
         return ring.forward
 
     with kind:
-        assert flops(of(rows=2)) == 2 * flops(of())
-        assert flops(of(tp=2)) == flops(of(rows=2, tp=4)) == flops(of()) / 2
+        assert flops(forward_work(rows=2)) == 2 * flops(forward_work())
+        assert (
+            flops(forward_work(tp=2))
+            == flops(forward_work(rows=2, tp=4))
+            == flops(forward_work()) / 2
+        )
         a2a = Split(cp=2)
         assert not rings.compute_rings(layer, model, 3072, FP32, machine, a2a)

@@ -22,7 +22,7 @@ from headrace.trainer.run.config import RunConfig
 WANTED = {"pp": 1, "tp": 1, "cp": 1, "engine": "fsdp2", "gather": "step", "rows": 4}
 
 
-def of(model: ModelConfig, hardware: Path) -> Costs:
+def make_costs(model: ModelConfig, hardware: Path) -> Costs:
     machine = Machine(Hardware.load(hardware), "fp32", roofline=True)
     run = replace(RunConfig(), precision="fp32")
     return Costs(model, run, machine, uniform_phase(128, 16))
@@ -40,7 +40,7 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
         name: operator for name, operator in whole.operators.items() if name not in ("se", "mamba")
     }
     model = replace(whole, pattern="[mr, li, attention]", operators=operators)
-    costs = of(model, hardware)
+    costs = make_costs(model, hardware)
     [any_plan] = search(costs, 2, 1e12, settings=WANTED, num_best=1).candidates
     grid, problem = any_plan.grid, any_plan.problem
     every = []
@@ -56,7 +56,7 @@ def test_the_search_is_near_the_best_choices_of_traced_layers(
             budget = min_bytes + part * (max_bytes - min_bytes)
             best = min(price for price, size in every if size <= budget)
             [result] = search(
-                of(model, hardware), 2, budget, settings=WANTED, num_best=1
+                make_costs(model, hardware), 2, budget, settings=WANTED, num_best=1
             ).candidates
             assert max(timeline.highest for timeline in result.timelines) <= budget
             gaps[-1] = max(gaps[-1], result.solution.price / best - 1)

@@ -224,10 +224,10 @@ def test_trials_that_die_of_memory_are_named(
 ) -> None:
     dead = TrialResult(outcome="memory", error="rank 0 ran out of memory (step 0)")
 
-    def some(trial: LayoutTrial) -> TrialResult:
+    def run_all_but_first(trial: LayoutTrial) -> TrialResult:
         return dead if trial.file.stem == "00" else runner(trial)
 
-    outcome = work.tune(tune_request, TuneFolder(tmp_path / "some"), some)
+    outcome = work.tune(tune_request, TuneFolder(tmp_path / "some"), run_all_but_first)
     assert outcome.halving.best != 0
     assert "out of memory" in "\n".join(work.format_lines(outcome))
     with pytest.raises(RunError, match=r"none of 4 layouts ran; 4 of them ran out of memory"):

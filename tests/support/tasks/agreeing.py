@@ -110,14 +110,14 @@ def refuse_first(error: Exception | None) -> str:
     """Run a task on rank 0 alone, which raises `error`; return what each rank gets."""
     ran = []
 
-    def act() -> str:
+    def run_first() -> str:
         ran.append(dist.get_rank())
         if error is not None:
             raise error
         return "done"
 
     try:
-        result = run_on_first(act)
+        result = run_on_first(run_first)
     except Exception as raised:
         return f"{type(raised).__name__}: {raised}"
     assert (result, ran) == (("done", [0]) if dist.get_rank() == 0 else (None, []))
@@ -359,7 +359,7 @@ def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> di
 
     squares = team.Team({"square": square, "fail": fail}, workers=workers)
 
-    def act() -> tuple[list[list[int]], str, list[list[int]]]:
+    def run_first() -> tuple[list[list[int]], str, list[list[int]]]:
         result, failure = squares.map_batches("square", batches, "", ""), ""
         try:
             squares.map_batches("fail", [[1], [2]], "", "")
@@ -368,4 +368,4 @@ def teamwork(folder: Path, batches: Sequence[Sequence[int]], workers: int) -> di
         return result, failure, squares.map_batches("square", [[9]], "", "")
 
     with mock.patch.object(team, "ROUND", 3):
-        return {"found": squares.lead(act), "computed": computed}
+        return {"found": squares.lead(run_first), "computed": computed}

@@ -32,13 +32,13 @@ def unsummed(parallel: Parallel) -> Iterator[None]:
 def mixed(parallel: Parallel) -> Iterator[None]:
     """Gradients of different experts are summed."""
 
-    def wrong(gradients: Sequence[Fragment]) -> None:
+    def faulty(gradients: Sequence[Fragment]) -> None:
         for gradient in gradients:
             if gradient.shard.experts:
                 dist.all_reduce(gradient.data, group=parallel.axes.experts.group)
         sum_copies(gradients)
 
-    with mock.patch.object(steps_of, "sum_copies", wrong):
+    with mock.patch.object(steps_of, "sum_copies", faulty):
         yield
 
 
@@ -60,10 +60,10 @@ def counted_twice(parallel: Parallel) -> Iterator[None]:
 def other_rows(parallel: Parallel) -> Iterator[None]:
     """The first stage reads the rows of the next data-parallel rank."""
 
-    def wrong(self: Parallel) -> int:
+    def faulty(self: Parallel) -> int:
         return (self.batch.rank + (self.pipe.stage == 0)) % self.batch.size
 
-    with mock.patch.object(Parallel, "dp_rank", property(wrong)):
+    with mock.patch.object(Parallel, "dp_rank", property(faulty)):
         yield
 
 
@@ -71,13 +71,13 @@ def other_rows(parallel: Parallel) -> Iterator[None]:
 def own_ranges(parallel: Parallel) -> Iterator[None]:
     """Each rank orthogonalizes its own range of a matrix, zeros elsewhere."""
 
-    def wrong(self: Exchange, fragments: Any, compute: Any) -> None:
+    def faulty(self: Exchange, fragments: Any, compute: Any) -> None:
         for fragment in fragments:
             whole = torch.zeros(fragment.shape)
             fragment.give(whole)
             fragment.take(compute(fragment.parameter, whole))
 
-    with mock.patch.object(Exchange, "__call__", wrong):
+    with mock.patch.object(Exchange, "__call__", faulty):
         yield
 
 
@@ -86,12 +86,12 @@ def late_weights(parallel: Parallel) -> Iterator[None]:
     """Masters are rounded into the weights before an update, not after it."""
     step = OneRank.step
 
-    def wrong(self: OneRank, lr: float, finite: torch.Tensor) -> None:
+    def faulty(self: OneRank, lr: float, finite: torch.Tensor) -> None:
         self.weights.refresh()
         with mock.patch.object(self.weights, "refresh"):
             step(self, lr, finite)
 
-    with mock.patch.object(OneRank, "step", wrong):
+    with mock.patch.object(OneRank, "step", faulty):
         yield
 
 
@@ -100,13 +100,13 @@ def half_sums(parallel: Parallel) -> Iterator[None]:
     """Gradients of micro-batches are summed in half precision."""
     add = WholeWeights.add_pending
 
-    def wrong(self: WholeWeights) -> None:
+    def faulty(self: WholeWeights) -> None:
         add(self)
         for master in self.masters.values():
             if master.grad is not None:
                 master.grad.copy_(master.grad.bfloat16())
 
-    with mock.patch.object(WholeWeights, "add_pending", wrong):
+    with mock.patch.object(WholeWeights, "add_pending", faulty):
         yield
 
 

@@ -117,13 +117,13 @@ def fp32_in_use(engine: Engine, parallel: Parallel, run: Callable[[], object]) -
     masters = {f.parameter: f.data.clone() for f in engine.fragments() if f.key.startswith(MASTER)}
     used: dict[str, torch.Tensor] = {}
 
-    def look(module: nn.Module, _: object, name: str, attribute: str) -> None:
+    def keep_parameter(module: nn.Module, _: object, name: str, attribute: str) -> None:
         used.setdefault(name, getattr(module, attribute).detach().clone().flatten())
 
     hooks = []
     for name in fp32:
         path, _, attribute = name.rpartition(".")
-        hook = partial(look, name=name, attribute=attribute)
+        hook = partial(keep_parameter, name=name, attribute=attribute)
         hooks.append(model.get_submodule(path).register_forward_pre_hook(hook))
     run()
     for hook in hooks:

@@ -41,6 +41,6 @@ def means(file: Path) -> dict[str, torch.Tensor]:
     return {key: t for key, t in torch.load(file).items() if key.startswith("exp_avg.")}
 
 
-def hold(worst: dict[str, tuple[float, float, float]]) -> None:
+def check_parity(worst: dict[str, tuple[float, float, float]]) -> None:
     for layout, (loss, norm, gradient) in worst.items():
         assert loss < LOSS and norm < NORM and gradient < GRADIENT, (layout, loss, norm, gradient)

@@ -198,10 +198,10 @@ def compared(model: Model, expected: dict[str, Any], *, summed: bool) -> tuple[l
 def scaled_twice() -> Iterator[None]:
     """The term that hands gradients over multiplies them by the gradient of the loss."""
 
-    def wrong(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    def faulty(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
         return None, *(item * gradient * 2 for item in ctx.gradients)
 
-    with mock.patch.object(handed_module._AttachGradients, "backward", staticmethod(wrong)):
+    with mock.patch.object(handed_module._AttachGradients, "backward", staticmethod(faulty)):
         yield
 
 
@@ -210,11 +210,11 @@ def routers_forgotten() -> Iterator[None]:
     """Chunks without the loss drop the losses of their routers."""
     right = Objective.forward
 
-    def wrong(self: Objective, *inputs: Any) -> Any:
+    def faulty(self: Objective, *inputs: Any) -> Any:
         sums = right(self, *inputs)
         return sums if not sums.stream else sums._replace(total=sums.total * 0)
 
-    with mock.patch.object(Objective, "forward", wrong):
+    with mock.patch.object(Objective, "forward", faulty):
         yield
 
 
@@ -223,12 +223,12 @@ def other_rows() -> Iterator[None]:
     """The first stage reads the rows of the micro-batches in another order."""
     right = executor.forward_pass
 
-    def wrong(engine: Any, batch: Any, parallel: Parallel, *more: Any) -> Any:
+    def faulty(engine: Any, batch: Any, parallel: Parallel, *more: Any) -> Any:
         if parallel.pipe.stage == 0:
             batch = batch._replace(tokens=batch.tokens.flip(0))
         return right(engine, batch, parallel, *more)
 
-    with mock.patch.object(executor, "forward_pass", wrong):
+    with mock.patch.object(executor, "forward_pass", faulty):
         yield
 
 

@@ -124,7 +124,7 @@ def test_a_sentinel_in_a_text_stays_text(tokenizers: dict[str, Tokenizer]) -> No
         assert sum(id in sentinels for id in result) == 4
 
 
-def within(count: int, total: int, share: float) -> bool:
+def is_near_share(count: int, total: int, share: float) -> bool:
     return abs(count - total * share) <= 5 * math.sqrt(total * share * (1 - share))
 
 
@@ -134,15 +134,15 @@ def test_the_shares_and_the_places_are_those_that_were_asked_for() -> None:
     words = [f"{n:07d}" for n in range(20_000)]
     counts = rule.count([*words, "ab"])
     psm, spm = (counts[f"fill-in-the-middle: {order}"] for order in ("PSM", "SPM"))
-    assert within(psm + spm, len(words), 0.3)
-    assert within(spm, psm + spm, 0.2)
-    assert not within(psm + spm, len(words), 0.33)  # the bounds can fail
+    assert is_near_share(psm + spm, len(words), 0.3)
+    assert is_near_share(spm, psm + spm, 0.2)
+    assert not is_near_share(psm + spm, len(words), 0.33)  # the bounds can fail
     places: Counter[int] = Counter()
     for mark in rule.rearrange(words)[1]:
         if len(mark.special) == 4 and mark.special[0][2] == 257:
             places[mark.special[1][0]] += 1  # PSM: length of the prefix, the smaller of two places
     draws = {low: sum(min(a, b) == low for a in range(8) for b in range(8)) for low in range(8)}
-    assert all(within(places[low], psm, draws[low] / 64) for low in range(1, 8))
+    assert all(is_near_share(places[low], psm, draws[low] / 64) for low in range(1, 8))
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_workers_resumes_and_the_naive_rule_give_one_dataset(
         order: counts[f"fill-in-the-middle: {order}"] for order in ("PSM", "SPM", "too short")
     }
     assert result["PSM"] + result["SPM"] == changed > 150
-    assert within(result["too short"], 40, 0.9)
+    assert is_near_share(result["too short"], 40, 0.9)
 
 
 def test_counts_of_a_resumed_task_cover_its_finished_shards(

@@ -22,12 +22,14 @@ EDGES = (0, 3, 1 << 24, 1 << 53, 1_700_000_000, (1 << 63) - 1024, 1 << 63)
 """Whole numbers near which a type of floats loses digits, or 64 bits end."""
 
 
-def near(edge: int) -> st.SearchStrategy[int]:
+def numbers_near(edge: int) -> st.SearchStrategy[int]:
     signed = st.integers(-3, 3).flatmap(lambda step: st.sampled_from([edge + step, -edge - step]))
     return signed.filter(lambda number: -(1 << 63) <= number < 1 << 63)
 
 
-INTS = st.one_of(st.sampled_from(EDGES).flatmap(near), st.integers(-(1 << 63), (1 << 63) - 1))
+INTS = st.one_of(
+    st.sampled_from(EDGES).flatmap(numbers_near), st.integers(-(1 << 63), (1 << 63) - 1)
+)
 FLOATS = st.one_of(
     INTS.map(float),
     INTS.map(lambda number: math.nextafter(float(number), math.inf)),

@@ -35,11 +35,11 @@ def test_a_save_holds_the_values_at_its_step(
     trained_on = threading.Event()
     write = tensors.write
 
-    def late(*arguments: Any) -> Any:
+    def write_late(*arguments: Any) -> Any:
         trained_on.wait()
         return write(*arguments)
 
-    monkeypatch.setattr(tensors, "write", late)
+    monkeypatch.setattr(tensors, "write", write_late)
     keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
     keeper.save([fragment(live)], state(1))
     live.fill_(-1)
@@ -154,10 +154,10 @@ def test_a_lost_rank_is_reported_to_the_waiting_caller_only(
 ) -> None:
     """The launcher prints the error itself, not the traceback of a thread."""
 
-    def gone(*_: Any, **__: Any) -> None:
+    def raise_closed(*_: Any, **__: Any) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(saver.dist, "all_gather_object", gone)
+    monkeypatch.setattr(saver.dist, "all_gather_object", raise_closed)
     keeper = saver.Saver(tmp_path, CheckpointConfig(), parallel.checkpoint)
     keeper.save([fragment(torch.zeros(4, 4))], state(1))
     with pytest.raises(RuntimeError, match="closed by peer"):

@@ -38,7 +38,7 @@ class Threads:
     def come(self, rank: int, world: int, seconds: float = 60) -> Future[str]:
         """Return what a rank gets."""
 
-        def act() -> str:
+        def meet_or_fail() -> str:
             try:
                 self.stores.append(
                     meet("127.0.0.1", self.port, rank, world, timedelta(seconds=seconds))
@@ -47,7 +47,7 @@ class Threads:
                 return str(error)
             return "met"
 
-        return self.pool.submit(act)
+        return self.pool.submit(meet_or_fail)
 
     def fail(self, rank: int, world: int) -> Future[None]:
         return self.pool.submit(
@@ -55,7 +55,7 @@ class Threads:
         )
 
 
-def met(ranks: Sequence[int], world: int, seconds: float = 60) -> list[str]:
+def meet_all(ranks: Sequence[int], world: int, seconds: float = 60) -> list[str]:
     """Return what each rank that comes gets."""
     threads = Threads()
     answers = [threads.come(rank, world, seconds) for rank in ranks]
@@ -63,22 +63,22 @@ def met(ranks: Sequence[int], world: int, seconds: float = 60) -> list[str]:
 
 
 def test_all_ranks_meet() -> None:
-    assert met([2, 0, 1], 3) == ["met"] * 3
+    assert meet_all([2, 0, 1], 3) == ["met"] * 3
 
 
 def test_ranks_that_do_not_come_are_named_on_all_others() -> None:
-    for answer in met([0, 2], 5, seconds=0.5):
+    for answer in meet_all([0, 2], 5, seconds=0.5):
         said = "ranks did not come within 0 seconds (watch.join_seconds): rank 1, 3, 4 of 5"
         assert said in answer
 
 
 def test_many_missing_ranks_are_counted() -> None:
-    (answer,) = met([0], 2048, seconds=0.5)
+    (answer,) = meet_all([0], 2048, seconds=0.5)
     assert ": rank 1, 2, 3" in answer and "16, and 2031 more of 2048" in answer
 
 
 def test_without_rank_0_the_address_is_named() -> None:
-    (answer,) = met([1], 2, seconds=1)
+    (answer,) = meet_all([1], 2, seconds=1)
     assert "rank 1 did not reach rank 0 at 127.0.0.1:" in answer and "MASTER_ADDR" in answer
 
 

@@ -156,12 +156,12 @@ def test_it_is_the_published_method(work: Any, parallel: Parallel) -> None:
         assert max(worst.values()) < limit, (step, worst)
 
 
-def apart(have: list[list[float]], expected: list[list[float]]) -> tuple[float, float]:
+def max_differences(have: list[list[float]], expected: list[list[float]]) -> tuple[float, float]:
     loss = max(abs(x[0] - y[0]) for x, y in zip(have, expected, strict=True))
     return loss, max(abs(x[1] - y[1]) / y[1] for x, y in zip(have, expected, strict=True))
 
 
-def beside_one(
+def compare_with_one_rank(
     in_processes: Any, folder: Path, layouts: list[str], processes: int, **options: Any
 ) -> dict[str, tuple[float, float, float]]:
     """Return the differences of each layout after three steps: loss, norm, worst weight."""
@@ -177,11 +177,11 @@ def beside_one(
         have = torch.load(together / f"{layout}.pt")
         assert have.keys() == expected.keys()
         weight = max(float((have[key] - expected[key]).abs().max()) for key in expected)
-        worst[layout] = (*apart(steps, reference), weight)
+        worst[layout] = (*max_differences(steps, reference), weight)
     return worst
 
 
-def hold(worst: dict[str, tuple[float, float, float]]) -> None:
+def check_bounds(worst: dict[str, tuple[float, float, float]]) -> None:
     for layout, (loss, norm, weight) in worst.items():
         assert loss < 2e-6 and norm < 2e-5 and weight < 2e-4, (layout, loss, norm, weight)
 
@@ -189,13 +189,13 @@ def hold(worst: dict[str, tuple[float, float, float]]) -> None:
 @pytest.mark.slow
 def test_two_ranks_equal_one(in_processes: Any, tmp_path: Path) -> None:
     layouts = ["deepspeed-1-fp32", "deepspeed-3-fp32", "fsdp2-0-fp32", "fsdp2-0-fp32-tp2"]
-    hold(beside_one(in_processes, tmp_path, layouts, 2))
+    check_bounds(compare_with_one_rank(in_processes, tmp_path, layouts, 2))
 
 
 @pytest.mark.slow
 def test_ranges_orthogonalised_by_themselves_show(in_processes: Any, tmp_path: Path) -> None:
     """Negative control: ranks do not exchange their ranges."""
-    worst = beside_one(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, fault="own ranges")
+    worst = compare_with_one_rank(in_processes, tmp_path, ["fsdp2-0-fp32"], 2, fault="own ranges")
     [(loss, _, weight)] = worst.values()
     assert loss > 1e-4 and weight > 1e-3, worst
 
@@ -207,7 +207,9 @@ def test_every_layout_equals_one_rank(in_processes: Any, tmp_path: Path, model: 
     engines = ["deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3", "fsdp2-0"]
     axes = ["", "-tp2", "-cp2", "-tp2cp2ring"] if model == "tiny" else ["", "-tp2"]
     layouts = [f"{engine}-fp32{degrees}" for engine in engines for degrees in axes]
-    hold(beside_one(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model))
+    check_bounds(
+        compare_with_one_rank(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32"], 4, model=model)
+    )
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.configs import CONFIGS
-from support.tasks.parity import differences, hold
+from support.tasks.parity import check_parity, differences
 
 from headrace.console.errors import ConfigError, LayoutError
 from headrace.models.accounting.memory import rank_shards
@@ -82,7 +82,7 @@ def test_kept_weights_change_no_bit_and_save_gathers(in_processes: Any, tmp_path
 def test_own_shard_groups_are_the_same_model(in_processes: Any, tmp_path: Path) -> None:
     """Gradients of every parameter on four ranks; checkpoints load into other layouts."""
     layouts = [f"fsdp2-0-fp32-own{axes}" for axes in ("", "tp2", "cp2", "ep2", "pp2")]
-    hold(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-own"], "every"))
+    check_parity(differences(in_processes, tmp_path, [*layouts, "fsdp2-2-fp32-own"], "every"))
     saved = ["fsdp2-0-bf16-own", "fsdp2-0-bf16"]
     kept = in_processes(2, "save_all", tmp_path, layouts=saved, steps=2)
     result = in_processes(2, "load_all", tmp_path, sources=saved, targets=saved, steps=2, used=True)

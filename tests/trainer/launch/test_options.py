@@ -58,11 +58,11 @@ def test_a_new_field_becomes_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @click.command("go")
     @add_start_options
-    def go(**options: Any) -> None:
+    def echo_options(**options: Any) -> None:
         click.echo(More(**options).to_json())
         click.echo(" ".join(command_words(click.get_current_context(), frozenset())))
 
-    result = CliRunner().invoke(go, ["--limit", "4"])
+    result = CliRunner().invoke(echo_options, ["--limit", "4"])
     worker, script = result.output.splitlines()
     assert More.from_json(worker).limit == 4  # type: ignore[attr-defined]
     assert script == "go --limit 4"

@@ -26,7 +26,7 @@ def orders(draw: st.DrawFn) -> Orders:
     return forward_only(result) if draw(st.booleans()) else result
 
 
-def of_all(stage_orders: Orders) -> Found:
+def all_messages(stage_orders: Orders) -> Found:
     return [messages_by_action(stage_orders, stage) for stage in range(len(stage_orders))]
 
 
@@ -64,7 +64,7 @@ def received_by(messages_by_stage: Found) -> dict[StageAction, StageAction]:
 @given(orders())
 def test_each_message_is_received_once_in_the_order_of_its_wire(stage_orders: Orders) -> None:
     """It comes before the action that needs it, and every schedule ends."""
-    result, expected = of_all(stage_orders), receivers(stage_orders)
+    result, expected = all_messages(stage_orders), receivers(stage_orders)
     place = {action: n for order in stage_orders for n, action in enumerate(order)}
     for stage, messages in enumerate(result):
         for kind, hop in HOPS.items():
@@ -87,7 +87,7 @@ def test_each_message_is_received_once_in_the_order_of_its_wire(stage_orders: Or
 
 @given(orders())
 def test_a_message_that_counts_as_arrived_was_received_in_every_run(stage_orders: Orders) -> None:
-    result, expected = of_all(stage_orders), receivers(stage_orders)
+    result, expected = all_messages(stage_orders), receivers(stage_orders)
     graph, by = causes(stage_orders, result), received_by(result)
     for messages in result:
         for action, action_messages in messages.items():

@@ -12,7 +12,7 @@ from headrace.dataplane.runlog.document_losses import PieceLoss
 from headrace.trainer.loop.documents.largest import LargestPieces
 
 
-def hold(pieces: dict[str, Any]) -> None:
+def check_pieces(pieces: dict[str, Any]) -> None:
     sums_of_one_rank = pieces.pop("one")
     largest = sorted(sums_of_one_rank, key=lambda place: -sums_of_one_rank[place][0])[:8]
     for words, (recorded, everything) in pieces.items():
@@ -27,13 +27,13 @@ def test_documents_lose_in_every_layout_what_they_lose_in_one_process(in_process
     """Rows cut by context and tensor ranks, shared by data ranks, and micro-batches of a pipeline;
     a document without weight is not listed."""
     layouts = ["", "cp2", "tp2", "pp2"]
-    hold(in_processes(2, "document_sums.by_layout", layouts=layouts, model="tiny"))
+    check_pieces(in_processes(2, "document_sums.by_layout", layouts=layouts, model="tiny"))
 
 
 @pytest.mark.slow
 def test_documents_lose_the_same_where_both_axes_cut_rows(in_processes: Any) -> None:
     layouts = ["tp2-cp2ring", "pp2-cp2", "pp2-tp2"]
-    hold(in_processes(4, "document_sums.by_layout", layouts=layouts, model="tiny"))
+    check_pieces(in_processes(4, "document_sums.by_layout", layouts=layouts, model="tiny"))
 
 
 @pytest.mark.slow
@@ -41,7 +41,7 @@ def test_documents_lose_the_same_where_both_axes_cut_rows(in_processes: Any) -> 
 def test_the_sums_of_a_rank_alone_are_wrong(in_processes: Any, layout: str) -> None:
     """Negative control."""
     with pytest.raises(AssertionError):
-        hold(in_processes(2, "document_sums.of_one_rank", layouts=[layout], model="tiny"))
+        check_pieces(in_processes(2, "document_sums.of_one_rank", layouts=[layout], model="tiny"))
 
 
 def test_the_largest_pieces_of_all_ranks_are_those_of_the_step() -> None:

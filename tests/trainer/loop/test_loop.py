@@ -313,13 +313,13 @@ def test_a_guard_that_needs_the_result_reads_each_step_first(parallel: Parallel)
     loop, _ = make(parallel)
     device = replace(parallel, device=torch.device("cuda"))
 
-    def ahead(guard: Guard) -> bool:
+    def runs_ahead(guard: Guard) -> bool:
         options = LoopOptions(micro_batch_tokens=32, seed=1, guard=guard)
         arguments = (PLAN, steps, lambda step: 1e-2, loop.engine, device, options)
         return Loop(*arguments).runs_ahead
 
-    assert ahead(Guard()) and ahead(Guard(not_finite="skip"))
-    assert not ahead(Guard(not_finite="rollback")) and not ahead(Guard(spike="skip"))
+    assert runs_ahead(Guard()) and runs_ahead(Guard(not_finite="skip"))
+    assert not runs_ahead(Guard(not_finite="rollback")) and not runs_ahead(Guard(spike="skip"))
     assert not loop.runs_ahead, "on the CPU there is nothing to wait for"
 
 

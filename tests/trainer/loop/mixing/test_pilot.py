@@ -132,7 +132,7 @@ def kill_at(moment: str, patch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     made_at: list[int] = []
 
-    def act(step: int) -> None:
+    def kill_at_moment(step: int) -> None:
         if count >= 1:
             made_at.append(step)
             if len(made_at) == {"next step": 1, "later step": 4}.get(moment):
@@ -140,7 +140,7 @@ def kill_at(moment: str, patch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     patch.setattr(decisions, "append", killing_append)
     patch.setattr(pilots, "remove_request", killing_remove)
-    return act
+    return kill_at_moment
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
