@@ -25,6 +25,8 @@ from . import log
 from .errors import FILE_FAULTS, HINT, MissingError, StorageError, UserError, file_fault
 
 DEBUG = "headrace.debug"
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 TRAINING = ("torch", "triton", "deepspeed", "safetensors", "tensorboard")
 """Packages of the extra `train`, which machines that only build datasets lack."""
 
@@ -270,7 +272,7 @@ class CommandGroup(click.Group):
             ctx.exit(1)
         except KeyboardInterrupt:
             say("interrupted")
-            ctx.exit(130)
+            ctx.exit(INTERRUPTED)
 
 
 def _complete_paths() -> None:

@@ -112,5 +112,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     if signals:
+        if code == command.INTERRUPTED:  # the command has said so
+            raise SystemExit(code)
         raise KeyboardInterrupt
     return code
