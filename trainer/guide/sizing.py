@@ -8,6 +8,7 @@ predicted from the nearest one that was, and decides only which one to try next.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,12 @@ TUNING_EPOCHS = 2
 STEPS = 1_000
 """Steps of a run, unless its batch would be smaller than a micro-batch."""
 MAX_BATCH = 1 << 19
+EVALUATIONS, EVALUATED_ROWS = 20, 32
+"""Evaluations in a run, and rows of one."""
+EVALUATION_SHARE = 0.1
+"""Share of the time for steps that evaluations may add."""
+PASSES = 3
+"""Forward passes that take as long as a row's step: its backward pass takes two."""
 
 PATTERN = "[se, mr, li, mamba, se, mr, attention]"
 """Layers of `hybrid-50m`, repeated by each size."""
@@ -169,3 +176,10 @@ def choose_vocab_size(corpus_bytes: int, device: Literal["cpu", "cuda"]) -> int:
         if corpus_bytes < size or (device == "cpu" and vocab == 8192):
             return vocab
     return 32768
+
+
+def evaluation_interval(steps: int, batch_rows: int) -> int:
+    """Return the steps between evaluations: EVALUATIONS of them in a run, fewer in a short one,
+    whose time they would fill."""
+    evaluation_steps = EVALUATED_ROWS / (PASSES * batch_rows)
+    return min(max(steps // EVALUATIONS, math.ceil(evaluation_steps / EVALUATION_SHARE), 1), steps)

@@ -38,7 +38,6 @@ TRAINING_SHARE = 0.9
 MIN_SHARE = 0.25
 """Share of the time that the run has after long trials."""
 CHECKPOINT_SECONDS = 600
-EVALUATIONS = 20
 TUNING_RATE, CONTINUED_RATE = 2e-5, 1e-4
 """Learning rates for given weights: on conversations, and on text."""
 
@@ -261,7 +260,7 @@ class Start:
         return [
             *("trainer", "run", "--mixture", str(mixture), *candidate.words),
             *("--out", str(self.run_folder.root), *layout.words),
-            *self._settings(candidate, trial, tokens, batch),
+            *self._settings(candidate, trial, tokens, batch, seq_len),
         ]
 
     def _candidates(self, trials: Trials, vocab_size: int) -> list[Candidate]:
@@ -275,7 +274,9 @@ class Start:
             for candidate in candidates
         ]
 
-    def _settings(self, candidate: Candidate, trial: Trial, tokens: int, batch: int) -> list[str]:
+    def _settings(
+        self, candidate: Candidate, trial: Trial, tokens: int, batch: int, seq_len: int
+    ) -> list[str]:
         """Return overrides for the run's rate, evaluations and checkpoints."""
         steps, seconds = max(tokens // batch, 1), batch / trial.tokens_per_second
         rate = sizing.learning_rate(candidate.parameters)
@@ -288,5 +289,6 @@ class Start:
             "watch.not_finite=skip",
         ]
         if (self.data / "val").exists():
-            settings += [f"evaluate.every={max(steps // EVALUATIONS, 1)}", "evaluate.rows=32"]
+            every = sizing.evaluation_interval(steps, batch // seq_len)
+            settings += [f"evaluate.every={every}", f"evaluate.rows={sizing.EVALUATED_ROWS}"]
         return settings

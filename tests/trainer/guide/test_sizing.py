@@ -91,3 +91,16 @@ def test_batches_are_rows_of_all_ranks_in_about_a_thousand_steps():
         assert batch % (2 * 512) == 0
         assert batch == 1024 or batch == sizing.MAX_BATCH or 1000 <= tokens / batch < 2000
     assert sizing.choose_batch(10**8, 1, 512) == 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch_rows", "interval"),
+    [(1, 1, 1), (9, 2, 9), (200, 2, 54), (40, 64, 2), (100_000, 64, 5_000)],
+)
+def test_evaluations_take_a_tenth_of_the_time_at_most(
+    steps: int, batch_rows: int, interval: int
+) -> None:
+    assert sizing.evaluation_interval(steps, batch_rows) == interval
+    evaluations = steps // interval
+    evaluated = evaluations * sizing.EVALUATED_ROWS
+    assert evaluations == 1 or evaluated <= 0.1 * 3 * steps * batch_rows
