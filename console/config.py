@@ -23,6 +23,7 @@ from . import yaml_text
 from .errors import ConfigError, ConfigProblem, StorageError, file_fault
 from .explain import (
     AsWritten,
+    Elsewhere,
     NameIn,
     OneOf,
     Size,
@@ -35,6 +36,7 @@ from .yaml_text import Lines, Path, count, size
 
 __all__ = [
     "AsWritten",
+    "Elsewhere",
     "Lines",
     "NameIn",
     "OneOf",

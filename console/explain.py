@@ -98,6 +98,26 @@ class NameIn:
         return data
 
 
+class Elsewhere:
+    """Mark a field some of whose words belong to another key: `reasons` says where, by word.
+
+    kernel: Annotated[Literal["auto", "torch"], Elsewhere(next="is set by kernels.NAME")]
+    """
+
+    def __init__(self, **reasons: str) -> None:
+        self.reasons = reasons
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self._with_reason, handler(source))
+
+    def _with_reason(self, data: Any) -> Any:
+        if isinstance(data, str) and data in self.reasons:
+            raise ValueError(f"`{data}` {self.reasons[data]}")
+        return data
+
+
 class Size:
     """Mark a field that holds bytes: 67108864, 64Mi, 64MiB, 64MB or 64 MB; the count 64B is
     refused."""

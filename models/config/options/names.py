@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
+
+from ....console.config import Elsewhere
 
 NormKind = Literal["rms", "rms-eps-outside", "rms-zero-centered", "layer"]
-Kernel = Literal["auto", "triton", "torch"]
-DeltaKernel = Literal["auto", "triton", "torch", "fla"]
+NEXT_PROGRAMS = Elsewhere(next="is chosen in the run, for each kernel: `kernels.NAME: next`")
+Kernel = Annotated[Literal["auto", "triton", "torch"], NEXT_PROGRAMS]
+DeltaKernel = Annotated[Literal["auto", "triton", "torch", "fla"], NEXT_PROGRAMS]
 """fla: the programs of flash-linear-attention."""
 FLA_INSTALL = 'pip install "headrace[fla]"'
 Method = Literal["auto", "direct", "toeplitz", "fft"]

@@ -49,6 +49,7 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
         ({"kind": "mamba2", "head_dim": 5}, ["head_dim (5)", "expand · width (32)"]),
         ({"kind": "mamba2", "head_dim": 8, "groups": 3}, ["groups (3)", "the heads (4)"]),
         ({"kind": "mamba2", "head_dim": 8, "chunk": 0}, ["chunk", "0"]),
+        ({"kind": "mamba2", "kernel": "next"}, ["`next`", "the run", "`kernels.NAME: next`"]),
         ({"kind": "hyena-se", "groups": 5}, ["groups (5)", "the width (16)"]),
         ({"kind": "hyena-se", "groups": 4, "taps": 17}, ["1 to 16 taps, not 17"]),
         (
