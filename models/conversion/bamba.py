@@ -64,4 +64,6 @@ BAMBA = Decoder(
     expected={"hidden_act": "silu", "mamba_conv_bias": True},
     refused={"attention_bias": False, "mlp_bias": False},
     written={"mamba_chunk_size": 256},
+    need="transformers counts the tokens of a Bamba's cache in an attention layer, and checks the "
+    "sizes of Mamba layers",
 )

@@ -103,6 +103,8 @@ class Decoder:
     """Names of the tensors outside the layers."""
     blocks: str = "model.layers"
     """Their module of layers."""
+    need: str = ""
+    """Why transformers needs a layer of each part."""
 
     @property
     def published(self) -> Published:
@@ -143,7 +145,8 @@ class Decoder:
         parts = {name: self.match(name, options) for name, options in config.operators.items()}
         unused = [name for name in self.parts if name not in parts.values()]
         missing = [name for name in unused if not self.parts[name].optional]
-        require(not missing, f"it has no layer like `{', '.join(missing)}`")
+        reason = f", and {self.need}" if self.need else ""
+        require(not missing, f"it has no layer like `{', '.join(missing)}`{reason}")
         settings = {"model_type": self.model_type, **self.expected, **NO_IDS, **self.written}
         for name, options in config.operators.items():
             merge(settings, write_fields(self.parts[parts[name]].fields, options, config.width))

@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.console.errors import CheckpointError, ConfigError, StorageError
 from headrace.models.config.config import load_model_config
 from headrace.models.conversion import FAMILIES
+from headrace.models.conversion.family import Unsuitable
 from headrace.models.conversion.files import read_safetensors, write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
 from headrace.models.conversion.rules import export_tensors
@@ -376,3 +377,12 @@ def test_a_model_of_no_family_is_refused(tmp_path: Path) -> None:
     for family in FAMILIES:
         assert f"{family}: " in str(raised.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_bamba_of_attention_alone_is_refused_with_the_reason() -> None:
+    layers = list(range(BAMBA["num_hidden_layers"]))
+    config = FAMILIES["bamba"].read(
+        transformers.BambaConfig(**{**BAMBA, "attn_layer_indices": layers}).to_dict()
+    )
+    with pytest.raises(Unsuitable, match="`mamba`, and transformers counts the tokens"):
+        FAMILIES["bamba"].write(config)
