@@ -56,9 +56,7 @@ class AttentionOptions(FusedOptions):
         if self.kv_heads is not None:
             yield from check_divides("kv_heads", self.kv_heads, "heads", self.heads)
         if self.rope is not None and self.heads > 0:
-            turning = self.rope.channels or self.dim(width)
-            if turning % 2 or turning > self.dim(width):
-                yield f"rope turns an even number of channels, up to {self.dim(width)}: {turning}"
+            yield from self.rope.problems(self.dim(width))
         if self.output_gate_per != "channel" and not self.output_gate:
             yield f"output_gate_per ({self.output_gate_per}) needs `output_gate: true`"
         if not self.qk_norm_eps > 0:

@@ -42,11 +42,12 @@ class MLAOptions(FusedOptions):
         for name in (*sizes, *(["q_lora_rank"] if self.q_lora_rank is not None else [])):
             if getattr(self, name) < 1:
                 yield f"{name} must be at least 1, not {getattr(self, name)}"
-        turning = self.rope.channels if self.rope is not None else None
-        if turning is not None and turning != self.qk_rope_head_dim:
-            yield f"rope turns all {self.qk_rope_head_dim} channels of qk_rope_head_dim: {turning}"
-        if self.rope is not None and self.qk_rope_head_dim % 2:
-            yield f"rope turns an even number of channels, not {self.qk_rope_head_dim}"
+        if self.rope is not None:
+            turning, rope_dim = self.rope.channels, self.qk_rope_head_dim
+            if turning is not None and turning != rope_dim:
+                yield f"rope turns all {rope_dim} channels of qk_rope_head_dim: {turning}"
+            else:
+                yield from self.rope.problems(rope_dim)
         for name in ("softmax_scale", "norm_eps"):
             value = getattr(self, name)
             if value is not None and not value > 0:

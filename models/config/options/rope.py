@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,3 +60,11 @@ class Rope:
             if not getattr(self, high) > getattr(self, low) > 0:
                 ends = f"{high} ({getattr(self, high)}) and {low} ({getattr(self, low)})"
                 raise ValueError(f"{ends} must be above 0, and the first the larger")
+
+    def problems(self, head_dim: int) -> Iterator[str]:
+        """Yield why a head with so many channels cannot turn so."""
+        turning = head_dim if self.channels is None else self.channels
+        if turning % 2 or not 2 <= turning <= head_dim:
+            yield f"rope turns an even number of channels, up to {head_dim}: {turning}"
+        elif self.scaling == "ntk" and turning == 2:
+            yield "`scaling: ntk` needs at least 4 channels that turn, not 2"

@@ -33,6 +33,8 @@ class ZambaBlockOptions(FusedOptions):
 
     def problems(self, width: int) -> Iterator[str]:
         yield from check_divides("heads", self.heads, "twice the width", 2 * width)
+        if self.rope is not None and self.heads > 0:
+            yield from self.rope.problems(2 * width // self.heads)
         if self.hidden < 1:
             yield f"hidden must be at least 1, not {self.hidden}"
         if not self.norm_eps > 0:

@@ -13,6 +13,8 @@ from headrace.console.config import build, dump
 from headrace.console.errors import ConfigError
 from headrace.models.config.config import ModelConfig, list_shipped_models, load_model_config
 from headrace.models.config.options import OPTIONS
+from headrace.models.config.options.rope import Rope
+from headrace.models.config.options.zamba import ZambaBlockOptions
 from headrace.models.operators import OPERATORS, SharedOperator
 
 GLU = {"kind": "glu", "hidden": 24}
@@ -39,6 +41,11 @@ def config(operator: dict[str, Any], width: int = 16, **more: Any) -> ModelConfi
             ["kv_heads (3) does not divide heads (4)"],
         ),
         ({"kind": "attention", "heads": 16}, ["even number", "1"]),
+        ({"kind": "attention", "heads": 4, "rope": {"channels": 0}}, ["even number", "up to 4: 0"]),
+        (
+            {"kind": "attention", "heads": 8, "rope": {"scaling": "ntk", "factor": 2.0}},
+            ["at least 4 channels"],
+        ),
         ({"kind": "attention", "heads": 4, "window": 0}, ["window", "0"]),
         ({"kind": "attention", "heads": 4, "rope": {"factor": 2.0}}, ["factor 2.0", "scaling"]),
         (
@@ -182,6 +189,8 @@ def test_a_list_in_place_of_text_is_reported(word: str, message: str) -> None:
 
 def test_a_shared_block_only_feeds_layers() -> None:
     block = {"kind": "zamba-block", "heads": 4, "hidden": 8}
+    [problem] = ZambaBlockOptions(heads=8, hidden=8, rope=Rope()).problems(4)
+    assert problem == "rope turns an even number of channels, up to 1: 1"
     with pytest.raises(ConfigError, match=r"layer 1: `mixer` is of kind zamba-block"):
         config(block)
     with pytest.raises(ConfigError, match=r"heads \(3\) does not divide twice the width \(32\)"):

@@ -130,7 +130,7 @@ def test_forms_that_send_latents() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"qk_rope_head_dim": 3}, "rope turns an even number of channels, not 3"),
+        ({"qk_rope_head_dim": 3}, "rope turns an even number of channels, up to 3: 3"),
         ({"v_head_dim": 0}, "v_head_dim must be at least 1, not 0"),
         ({"q_lora_rank": 0}, "q_lora_rank must be at least 1, not 0"),
         ({"rope": Rope(channels=2)}, "rope turns all 4 channels of qk_rope_head_dim: 2"),
