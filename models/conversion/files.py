@@ -89,8 +89,10 @@ def read_safetensors(folder: Path) -> Weights:
 def _list_indexed_files(index: Path) -> list[str]:
     """List the files in an index."""
     files_by_tensor = read_json(index).get("weight_map")
-    if not isinstance(files_by_tensor, dict):
-        raise StorageError(f"{index} has no `weight_map`", hint=COMPLETE_HINT)
+    if not isinstance(files_by_tensor, dict) or not all(
+        isinstance(file, str) for file in files_by_tensor.values()
+    ):
+        raise StorageError(f"{index} has no `weight_map` of file names", hint=COMPLETE_HINT)
     return sorted(set(files_by_tensor.values()))
 
 

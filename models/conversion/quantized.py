@@ -47,6 +47,8 @@ def read_mxfp4(theirs: Weights, quantization: Mapping[str, Any], dtype: torch.dt
         for name, shape in theirs.shapes.items()
         if name.removesuffix("_blocks").removesuffix("_scales") not in packed
     }
+    for name, shape in packed.items():
+        _check_shape(theirs, f"{name}_scales", shape[:-1])
     shapes |= {name: (*s[:-3], FP4_BLOCK * s[-2], s[-3]) for name, s in packed.items()}
 
     def read(name: str) -> Tensor:
@@ -67,12 +69,17 @@ def unpack_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def read_fp8(theirs: Weights, quantization: Mapping[str, Any], dtype: torch.dtype) -> Weights:
-    """Read NAME, FP8 [rows, columns], with NAME_scale_inv, the factor of each block, as NAME."""
+    """Read NAME, FP8 [..., rows, columns], with NAME_scale_inv, the factor of each block, as
+    NAME."""
     block = quantization.get("weight_block_size")
     if block is None:
         message = "is required: only weights with a factor for each block are supported"
         raise ConfigProblems([ConfigProblem("quantization_config.weight_block_size", message)])
     rows, columns = block
+    for name, (*stack, height, width) in ((n, s) for n, s in theirs.shapes.items() if len(s) > 1):
+        if f"{name}{SCALE}" in theirs:
+            blocks = (*stack, -(-height // rows), -(-width // columns))
+            _check_shape(theirs, f"{name}{SCALE}", blocks)
     shapes = {name: shape for name, shape in theirs.shapes.items() if not name.endswith(SCALE)}
 
     def read(name: str) -> Tensor:
@@ -82,11 +89,18 @@ def read_fp8(theirs: Weights, quantization: Mapping[str, Any], dtype: torch.dtyp
                 raise CheckpointError(f"{name} is {tensor.dtype}, and {name}{SCALE} is missing")
             return tensor
         factors = theirs[f"{name}{SCALE}"].float()
-        factors = factors.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-        factors = factors[: tensor.shape[0], : tensor.shape[1]]
+        factors = factors.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
+        factors = factors[..., : tensor.shape[-2], : tensor.shape[-1]]
         return (tensor.float() * factors).to(dtype)
 
     return Weights(shapes, read)
+
+
+def _check_shape(theirs: Weights, name: str, shape: tuple[int, ...]) -> None:
+    stored = theirs.shapes.get(name)
+    if stored != shape:
+        fault = "is missing" if stored is None else f"is {stored}, not {shape}"
+        raise CheckpointError(f"{name} {fault}: there is a factor for each block")
 
 
 METHODS: dict[str, Callable[[Weights, Mapping[str, Any], torch.dtype], Weights]] = {

@@ -15,8 +15,9 @@ from headrace.console.errors import CheckpointError, ConfigError
 from headrace.models.conversion import FAMILIES
 from headrace.models.conversion.files import read_json, read_safetensors, write_safetensors
 from headrace.models.conversion.folders import read_model, write_model
-from headrace.models.conversion.quantized import unpack_mxfp4
+from headrace.models.conversion.quantized import dequantize, unpack_mxfp4
 from headrace.models.model.model import Model
+from headrace.models.weights import Weights
 
 FP8 = torch.float8_e4m3fn
 
@@ -99,6 +100,32 @@ def test_fp8_has_a_factor_for_each_block(tmp_path: Path) -> None:
     quantize_folder(tmp_path / "published", tensors, **block)
     with pytest.raises(CheckpointError, match=r"_scale_inv is missing"):
         write_model(*read_model(tmp_path / "published"), tmp_path / "x", format="huggingface")
+
+
+def test_stacked_matrices_have_factors_for_each_of_them() -> None:
+    stored, factors = torch.ones(3, 4, 6).to(FP8), torch.arange(1.0, 19).view(3, 2, 3)
+    theirs = Weights.wrap({"experts": stored, "experts_scale_inv": factors})
+    block = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    numbers = dequantize(theirs, {"quantization_config": block, "dtype": "float32"})["experts"]
+    assert torch.equal(numbers.unflatten(2, (3, 2))[:, ::2, :, 1], factors)
+    assert torch.equal(numbers[:, ::2], numbers[:, 1::2])
+
+
+@pytest.mark.parametrize(
+    ("method", "tensors", "message"),
+    [
+        ("fp8", {"w": (4, 4), "w_scale_inv": (1, 1)}, r"w_scale_inv is \(1, 1\), not \(2, 2\)"),
+        ("mxfp4", {"w_blocks": (1, 2, 1, 16)}, "w_scales is missing"),
+        ("mxfp4", {"w_blocks": (1, 2, 1, 16), "w_scales": (1, 2)}, r"not \(1, 2, 1\)"),
+    ],
+)
+def test_factors_that_do_not_fit_are_named(
+    method: str, tensors: dict[str, tuple[int, ...]], message: str
+) -> None:
+    theirs = Weights.wrap({name: torch.ones(shape) for name, shape in tensors.items()})
+    quantization = {"quant_method": method, "weight_block_size": [2, 2]}
+    with pytest.raises(CheckpointError, match=message):
+        dequantize(theirs, {"quantization_config": quantization})
 
 
 @pytest.mark.parametrize(
