@@ -138,5 +138,9 @@ FALCON_H1 = Decoder(
     },
     ends={"embedding": "model.embed_tokens", "norm": "model.final_layernorm", "head": "lm_head"},
     expected={"hidden_act": "silu", "mamba_conv_bias": True},
-    refused={"time_step_limit": [0.0, math.inf]},
+    refused={
+        "time_step_limit": [0.0, math.inf],
+        "mamba_use_mlp": True,
+        "attn_layer_indices": None,
+    },
 )

@@ -129,5 +129,5 @@ GRANITE = Decoder(
         ),
     },
     expected={"hidden_act": "silu", "mamba_conv_bias": True},
-    refused={"time_step_limit": [0.0, math.inf]},
+    refused={"time_step_limit": [0.0, math.inf], "normalization_function": "rmsnorm"},
 )

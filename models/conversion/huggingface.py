@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...console.errors import CheckpointError, ConfigError, ConfigProblem
+from ...console.log import get_logger
 from ..config.config import ModelConfig
 from ..weights import Weights
 from . import FAMILIES, ORIGINALS
@@ -23,6 +24,8 @@ from .rules import Tensors, export_tensors, import_tensors
 
 CONFIG = "config.json"
 HEADS = ("lm_head.weight", "output_layer.weight", "unembed.weight")
+
+log = get_logger(__name__)
 
 
 def read(folder: Path) -> tuple[ModelConfig, Weights]:
@@ -39,16 +42,17 @@ def read(folder: Path) -> tuple[ModelConfig, Weights]:
         stored = select_text_weights(read_weights(folder), outer, source=str(folder))
         theirs = dequantize(stored, settings)
     first, extra = len(config.layers), settings.get("num_nextn_predict_layers") or 0
-    further = tuple(f"model.layers.{number}." for number in range(first, first + extra))
+    # Heads that predict further tokens (Qwen3-Next), or layers that do (DeepSeek V3).
+    predicting = ("mtp.", *(f"model.layers.{number}." for number in range(first, first + extra)))
+    num_skipped = sum(name.startswith(predicting) for name in theirs)
+    if num_skipped:
+        message = "%s: what predicts tokens after the next is left out (%d tensors)"
+        log.warning(message, folder, num_skipped)
 
     def is_ignored(name: str) -> bool:
         # We compute rotary frequencies. A tied head is the embedding, which has a name of its own.
-        # Heads that predict further tokens (Qwen3-Next), and layers (DeepSeek V3), are left out, as
-        # transformers does.
         is_tied = config.tie_embeddings and name.endswith(HEADS)
-        return (
-            is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith(("mtp.", *further))
-        )
+        return is_tied or name.endswith("rotary_emb.inv_freq") or name.startswith(predicting)
 
     return config, import_tensors(
         family.rules(config), theirs, config, source=str(folder), is_ignored=is_ignored

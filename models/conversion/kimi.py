@@ -11,7 +11,7 @@ from ..config.options.mla import MLAOptions
 from ..config.options.mlp import GLUOptions
 from ..config.options.moe import MoEOptions
 from .decoder import UNTIED, Decoder, Part
-from .family import Settings, require
+from .family import Settings, refuse, require
 from .keys import Computed, Key, LayerTypes, flag
 from .llama import GLU_NAMES, MIXER_NORM, MLP_NORM
 from .mla import mla_names, mla_sizes
@@ -65,11 +65,17 @@ def derive_mlp_types(settings: Mapping[str, Any]) -> Sequence[str]:
 MLP_TYPES = LayerTypes({"sparse": "moe", "dense": "glu"}, derive_mlp_types, "mlp_layer_types")
 
 
+NESTED = {"num_heads", "head_dim", "short_conv_kernel_size", "full_attn_layers", "kda_layers"}
+"""Keys of `linear_attn_config`. Kimi K3 has more, which bound the decays, among others."""
+
+
 class KimiLayers(LayerTypes):
     """Types of mixers, and of MLPs; the published files list mixers from 1, and count dense MLPs,
     which are first."""
 
     def read(self, settings: Mapping[str, Any]) -> Sequence[str]:
+        for key in sorted(dict(settings.get("linear_attn_config") or {}).keys() - NESTED):
+            refuse(f"linear_attn_config.{key}", "is not supported")
         mixers, mlps = super().read(settings), MLP_TYPES.read(settings)
         return [f"{mixer}/{mlp}" for mixer, mlp in zip(mixers, mlps, strict=True)]
 
@@ -180,5 +186,8 @@ KIMI_LINEAR = Decoder(
         "moe_router_activation_func": "sigmoid",
         "moe_layer_freq": 1,
         "pretraining_tp": 1,
+        "mla_use_output_gate": False,
+        "routed_expert_hidden_size": None,
+        "attn_res_block_size": None,
     },
 )

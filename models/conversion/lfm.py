@@ -101,4 +101,5 @@ LFM2 = Decoder(
     },
     ends={"embedding": "model.embed_tokens", "norm": "model.embedding_norm", "head": "lm_head"},
     expected={"conv_bias": False},
+    refused={"use_pos_enc": True, "block_use_swiglu": True},
 )

@@ -174,6 +174,7 @@ def qwen(
         fields={**MODEL_FIELDS, "norm_eps": EPS},
         fixed={"norm": "rms-zero-centered"},
         expected={"hidden_act": "silu"},
+        refused={"attn_output_gate": True, "output_gate_type": "swish"},
     )
 
 

@@ -20,7 +20,7 @@ from headrace.console.errors import CheckpointError, ConfigError
 from headrace.models.cli import main
 from headrace.models.config.config import ModelConfig
 from headrace.models.conversion import FAMILIES, ORIGINALS
-from headrace.models.conversion.family import TRANSFORMERS
+from headrace.models.conversion.family import TRANSFORMERS, settings_errors
 from headrace.models.conversion.files import read_json, read_safetensors, write_safetensors
 from headrace.models.conversion.folders import convert, read_model, write_model
 from headrace.models.conversion.huggingface import choose_family
@@ -284,14 +284,18 @@ def test_a_family_can_be_named(tmp_path: Path) -> None:
     assert "the format vortex has no families" in vortex
 
 
-def test_heads_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+def test_heads_for_further_tokens_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = FAMILIES["qwen3_next"].read(CASES["qwen3_next"][1])
     model = Model(config)
     model.init_weights(1)
     write_model(config, model.state_dict(), tmp_path / "out", format="huggingface")
     tensors = dict(read_safetensors(tmp_path / "out"))
+    assert read_model(tmp_path / "out") and not caplog.text
     write_safetensors(tmp_path / "out", [*tensors.items(), ("mtp.fc.weight", torch.ones(2))])
     assert read_model(tmp_path / "out")[1].keys() == model.state_dict().keys()
+    assert "what predicts tokens after the next is left out (1 tensors)" in caplog.text
     write_safetensors(tmp_path / "out", [*tensors.items(), ("other.weight", torch.ones(2))])
     with pytest.raises(CheckpointError, match=r"other\.weight is not part of this model"):
         read_model(tmp_path / "out")
@@ -361,3 +365,22 @@ def test_layers_for_further_tokens_are_left_out(tmp_path: Path) -> None:
     settings["num_nextn_predict_layers"] = 1
     (tmp_path / "out" / "config.json").write_text(json.dumps(settings))
     assert read_model(tmp_path / "out")[1].keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("case", "key", "value"),
+    [
+        ("qwen3_5", "attn_output_gate", False),
+        ("qwen3_5_moe", "output_gate_type", "sigmoid"),
+        ("falcon_h1", "mamba_use_mlp", False),
+        ("granite", "normalization_function", "layernorm"),
+        ("lfm2", "use_pos_enc", False),
+        ("kimi", "attn_res_block_size", 12),
+        ("kimi", "linear_attn_config", {"num_heads": 3, "gate_lower_bound": -5.0}),
+    ],
+)
+def test_keys_of_other_code_are_refused_by_name(case: str, key: str, value: Any) -> None:
+    """Published files have keys that classes of transformers overlook."""
+    kind, settings = CASES[case]
+    with pytest.raises(ConfigError, match=key), settings_errors(Path("config.json"), settings):
+        FAMILIES[kind].read({**settings, key: value})
