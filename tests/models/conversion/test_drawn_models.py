@@ -27,8 +27,8 @@ transformers = pytest.importorskip("transformers")
 transformers.logging.set_verbosity_error()
 
 LENGTH, CUTS = 29, (0, 1, 12, 29)
-BOUND = 2e-4
-"""Of logits and gradients, whose rounding in fp32 small norms enlarge; faults are above 1e-2."""
+BOUND, GRADIENTS = 2e-4, 5e-3
+"""Of logits and of gradients, whose rounding in fp32 small norms enlarge; faults are above 1e-2."""
 
 
 def build_theirs(kind: str, settings: dict[str, Any], seed: int = 1) -> Any:
@@ -93,7 +93,7 @@ def find_faults(kind: str, settings: dict[str, Any], folder: Path) -> list[str] 
     back, returned = load_theirs(folder / "ours"), load_theirs(folder / "grads")
     for name, parameter in theirs.named_parameters():
         expected_grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        if difference(returned.get_parameter(name), expected_grad) > 10 * BOUND:
+        if difference(returned.get_parameter(name), expected_grad) > GRADIENTS:
             faults.append(f"gradient of {name}")
     stored = back.state_dict()
     faults += [n for n, tensor in theirs.state_dict().items() if not torch.equal(stored[n], tensor)]
