@@ -95,19 +95,7 @@ class ZambaFamily:
         for name in list_blocks(config):
             modules = list_block_modules(config, name, "shared_transf")
             result += block_rules(f"shared.{name}", modules, config.operators[name], config.width)
-        for number, layer in enumerate(config.layers):
-            theirs = f"model.layers.{number}"
-            if layer.shared:
-                call = f"blocks.{number}.call.project.weight"
-                result.append(map_same(call, f"{theirs}.linear.weight"))
-                theirs += ".mamba_decoder"
-            ours = f"blocks.{number}.mixer"
-            result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
-            options = config.operators[layer.mixer]
-            result += operator_rules(
-                MAMBA1, f"{ours}.operator", f"{theirs}.mamba", options, config.width
-            )
-        return result
+        return [*result, *mamba_rules(config, MAMBA1)]
 
 
 class Zamba2Family:
@@ -182,21 +170,9 @@ class Zamba2Family:
 
     def rules(self, config: ModelConfig) -> list[Rule]:
         result = map_ends(config, "model.embed_tokens.weight", "model.final_layernorm.weight")
-        names = list_blocks(config)
+        result += mamba_rules(config, MAMBA2_NAMES)
         calls = [number for number, layer in enumerate(config.layers) if layer.shared]
-        for number, layer in enumerate(config.layers):
-            theirs = f"model.layers.{number}"
-            if layer.shared:
-                call = f"blocks.{number}.call.project.weight"
-                result.append(map_same(call, f"{theirs}.linear.weight"))
-                theirs += ".mamba_decoder"
-            ours = f"blocks.{number}.mixer"
-            result.append(map_same(f"{ours}.norm.weight", f"{theirs}.input_layernorm.weight"))
-            options = config.operators[layer.mixer]
-            result += operator_rules(
-                MAMBA2_NAMES, f"{ours}.operator", f"{theirs}.mamba", options, config.width
-            )
-        for name in names:
+        for name in list_blocks(config):
             modules = list_block_modules(config, name, "shared_transformer")
             block = config.operators[name]
             assert isinstance(block, ZambaBlockOptions)
@@ -206,6 +182,19 @@ class Zamba2Family:
                     ours = f"blocks.{number}.call"
                     result += call_rules(ours, modules, index, attention=block.attention_lora)
         return result
+
+
+def mamba_rules(config: ModelConfig, names: Names) -> Iterator[Rule]:
+    """Yield the rules for the Mamba layers, and for what a layer adds from a shared block."""
+    for number, layer in enumerate(config.layers):
+        ours, theirs = f"blocks.{number}", f"model.layers.{number}"
+        if layer.shared:
+            yield map_same(f"{ours}.call.project.weight", f"{theirs}.linear.weight")
+            theirs += ".mamba_decoder"
+        yield map_same(f"{ours}.mixer.norm.weight", f"{theirs}.input_layernorm.weight")
+        options = config.operators[layer.mixer]
+        mamba = f"{theirs}.mamba"
+        yield from operator_rules(names, f"{ours}.mixer.operator", mamba, options, config.width)
 
 
 def list_block_modules(config: ModelConfig, name: str, module: str) -> tuple[str, ...]:
