@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,11 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._launch_kinds import kind_of_operation
-from headrace.trainer.loop.hooks.attribution import ENGINE
+from headrace.trainer.loop.hooks.attribution import CALLS, ENGINE, nest_events
 
 KINDS = ("GEMM", "attention", "kernel", "glue", "engine")
 ENGINE_RANGES = (ENGINE, "FSDP", "Optimizer.", "fsdp::", "c10d::", "nccl:")
 """First words of the names of the engine's ranges and operations."""
-HOST = ("cpu_op", "user_annotation")
-CALLS = ("cuda_runtime", "cuda_driver")
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of a trace's events."""
 
@@ -73,7 +71,7 @@ def _launches(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
     """Yield the class of each launch of the traced steps, its event, and its duration. The device
     may still run launches of an earlier step: their calls are not in the trace."""
     calls = {}
-    for event, containing in _nested(timed):
+    for event, containing in nest_events(timed):
         if event["cat"] in CALLS and "correlation" in event.get("args", {}):
             calls[event["args"]["correlation"]] = [item["name"] for item in containing]
     for event in timed:
@@ -87,7 +85,7 @@ def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
     calls."""
     inner: Counter[int] = Counter()
     result = []
-    for event, containing in _nested(timed):
+    for event, containing in nest_events(timed):
         if event["cat"] == "cpu_op":
             result.append((event, [*(item["name"] for item in containing), event["name"]]))
             above = [item for item in containing if item["cat"] == "cpu_op"]
@@ -95,22 +93,6 @@ def _operations(timed: Sequence[Event]) -> Iterator[tuple[str, Event, float]]:
                 inner[id(above[-1])] += event["dur"]
     for event, names in result:
         yield kind_of_launch(names), event, event["dur"] - inner[id(event)]
-
-
-def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
-    """Yield each event of the host, with the operations and ranges that contain it."""
-    threads: defaultdict[Any, list[Event]] = defaultdict(list)
-    for event in timed:
-        if event.get("cat") in HOST + CALLS:
-            threads[event["pid"], event["tid"]].append(event)
-    for thread in threads.values():
-        containing: list[Event] = []
-        for event in sorted(thread, key=lambda event: (event["ts"], -event["dur"])):
-            while containing and containing[-1]["ts"] + containing[-1]["dur"] <= event["ts"]:
-                containing.pop()
-            yield event, list(containing)
-            if event["cat"] in HOST:
-                containing.append(event)
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:

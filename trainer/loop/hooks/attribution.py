@@ -116,7 +116,7 @@ def _launches(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
     earlier step: their calls are not in the trace."""
     callers = {
         event["args"]["correlation"]: [around["name"] for around in containing]
-        for event, containing in _nested(timed)
+        for event, containing in nest_events(timed)
         if event["cat"] in CALLS and "correlation" in event.get("args", {})
     }
     for event in timed:
@@ -130,7 +130,7 @@ def _operations(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
     """Yield the operations on the CPU, each with the time that no operation within it takes."""
     inner: defaultdict[int, float] = defaultdict(float)
     operations = []
-    for event, containing in _nested(timed):
+    for event, containing in nest_events(timed):
         if event["cat"] == "cpu_op":
             operations.append((event, [around["name"] for around in containing]))
             callers = [around for around in containing if around["cat"] == "cpu_op"]
@@ -142,7 +142,7 @@ def _operations(timed: Sequence[Event]) -> Iterator[DeviceLaunch]:
         yield DeviceLaunch(owner, event["ts"], event["ts"] + event["dur"], self_time)
 
 
-def _nested(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
+def nest_events(timed: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
     """Yield each event of the host, with the operations and ranges around it, outermost first."""
     threads: defaultdict[Any, list[Event]] = defaultdict(list)
     for event in timed:
