@@ -7,24 +7,27 @@ slower memory and a lower limit of power than others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule
+from headrace.planner.division.pricing import price_division
+from headrace.planner.division.problem import Choice
 from headrace.planner.grid.grid import Grid, make_grid
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Attained, Experts
+from headrace.planner.prices.forms import LayerPlan
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine
 from headrace.planner.prices.program import TrainingProgram
-from headrace.planner.search.given_layout import price_time
 from headrace.planner.search.make import uniform_phase
 from headrace.planner.traces.trace import LayerTrace
 from headrace.planner.traces.work import Work
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.layout.config import LayoutConfig
-from headrace.trainer.layout.cuts import even_cuts
+from headrace.trainer.layout.cuts import Cuts, even_cuts
 from headrace.trainer.run.config import RunConfig
 
 from ._published_runs import RULES, Run
@@ -152,6 +155,21 @@ class PublishedLayout:
         """Return the seconds of a step."""
         costs = self.costs.replace_machine(build_machine(self.run, figures))
         return price_time(costs, self.grid, self.cuts, self.rules)
+
+
+def price_time(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -> float:
+    """Return the seconds of a step without its bytes: each rule that has a time has a price."""
+    problem, [forms] = costs.fastest_problem(grid), costs.forms(grid, simulate=False)
+    choices = {}
+    for kind, rule in {*zip(problem.layers, rules, strict=True)}:
+        passes, engine, parameters, _ = forms[kind]
+        busy = passes.backward_seconds + passes.recompute_seconds[rule]
+        busy += engine.recompute_seconds(rule)
+        backward = engine.backward(busy, parameters)
+        plan = LayerPlan(rule, None, passes, engine, parameters)
+        choices[kind, rule] = Choice(backward, name=plan)
+    by_layer = [choices[pair] for pair in zip(problem.layers, rules, strict=True)]
+    return price_division(problem, cuts, by_layer).price
 
 
 def store_results(costs: Costs, *, scores: bool, repeats: bool) -> None:

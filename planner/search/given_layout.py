@@ -13,9 +13,8 @@ from ...trainer.layout.stages import choose_cuts
 from ...trainer.run.config import RunConfig
 from ..division.bounds import quick_bound
 from ..division.pricing import price_division
-from ..division.problem import Choice, Solution
+from ..division.problem import Solution
 from ..grid.grid import Grid, make_grid
-from ..prices.forms import LayerPlan
 from ..prices.layers import Costs
 from .outcome import Candidate
 
@@ -53,21 +52,6 @@ def price_layout(
     bound = min(division.price, quick_bound(problem))
     solution = Solution(division.price, division.cuts, division.stages, bound)
     return Candidate(grid, problem, solution, timelines, choices)
-
-
-def price_time(costs: Costs, grid: Grid, cuts: Cuts, rules: Sequence[Rule]) -> float:
-    """Return the seconds of a step alone, without bytes: any rule that has a time has a price."""
-    problem, [forms] = costs.fastest_problem(grid), costs.forms(grid, simulate=False)
-    choices = {}
-    for kind, rule in {*zip(problem.layers, rules, strict=True)}:
-        passes, engine, parameters, _ = forms[kind]
-        busy = passes.backward_seconds + passes.recompute_seconds[rule]
-        busy += engine.recompute_seconds(rule)
-        backward = engine.backward(busy, parameters)
-        plan = LayerPlan(rule, None, passes, engine, parameters)
-        choices[kind, rule] = Choice(backward, name=plan)
-    by_layer = [choices[pair] for pair in zip(problem.layers, rules, strict=True)]
-    return price_division(problem, cuts, by_layer).price
 
 
 def price_run(costs: Costs, run: RunConfig, gpus: int, budget: float) -> Candidate:
