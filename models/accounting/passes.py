@@ -22,9 +22,9 @@ from ..config.options.recompute import Rule
 from ..parallel.tiles import TILE
 from .extrapolate import fit_passes
 from .hops import LONG, RING, join_segments, lengthen_ring
+from .layer_kinds import reduce_to_kinds
 from .pieces import EMBEDDINGS, ModelPasses, Passes
 from .shape import Shape
-from .sorts import reduce_to_kinds
 from .stored import load_or_compute, load_or_compute_passes
 
 if TYPE_CHECKING:

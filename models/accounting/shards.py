@@ -8,7 +8,7 @@ from typing import Any
 from ..config.config import ModelConfig
 from ..parallel.axes import Axis
 from ..parallel.local_shard import LocalShard
-from .sorts import find_layer_kinds, reduce_to_kinds
+from .layer_kinds import find_layer_kinds, reduce_to_kinds
 from .state import Degrees, Shards
 from .stored import load_or_compute
 

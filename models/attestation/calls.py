@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..accounting.count import build_meta
 from ..accounting.fake.model import FakeModel
+from ..accounting.layer_kinds import reduce_to_kinds
 from ..accounting.shape import Shape
-from ..accounting.sorts import reduce_to_kinds
 from ..accounting.stored import load_or_compute
 from ..config.config import ModelConfig
 from ..config.options.precision import Precision

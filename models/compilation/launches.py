@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..accounting.fake.model import FakeDocuments, FakeModel
 from ..accounting.fake.trace import fake_tensors
+from ..accounting.layer_kinds import reduce_to_kinds
 from ..accounting.shape import Shape
-from ..accounting.sorts import reduce_to_kinds
 from ..attestation.calls import NAMESPACE
 from ..attestation.cases.attention import ATTENTION
 from ..attestation.cases.case import Draw, InputShape

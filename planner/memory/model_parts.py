@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...models.accounting import step
+from ...models.accounting.layer_kinds import find_layer_kinds, reduce_to_kinds
 from ...models.accounting.passes import Tracer
 from ...models.accounting.shape import Shape
 from ...models.accounting.shards import load_shards
-from ...models.accounting.sorts import find_layer_kinds, reduce_to_kinds
 from ...models.accounting.state import Degrees, Shards
 from ...models.accounting.stored import load_or_compute
 from ...models.config.config import chunk_users

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.accounting.sorts import find_layer_kinds, reduce_to_kinds
+from ...models.accounting.layer_kinds import find_layer_kinds, reduce_to_kinds
 from ...models.accounting.stored import load_or_compute
 from .work import Work, merge_equal
 

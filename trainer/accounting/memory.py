@@ -212,7 +212,7 @@ def _head_bytes(config: ModelConfig, shape: Shape) -> tuple[int, int]:
     import torch
 
     from ...models.accounting.fake.model import FakeModel
-    from ...models.accounting.sorts import reduce_to_kinds
+    from ...models.accounting.layer_kinds import reduce_to_kinds
     from ...models.accounting.state import Degrees
     from ...models.model.model import Model
     from ..scores.likelihood import POSITIONS, score_positions

@@ -12,10 +12,10 @@ from headrace.models.accounting import passes
 from headrace.models.accounting.fake.model import FakeModel
 from headrace.models.accounting.fake.trace import StorageMeter
 from headrace.models.accounting.hops import lengthen_ring
+from headrace.models.accounting.layer_kinds import reduce_to_kinds
 from headrace.models.accounting.passes import Tracer, model_passes
 from headrace.models.accounting.pieces import Passes, find_peak
 from headrace.models.accounting.shape import Shape
-from headrace.models.accounting.sorts import reduce_to_kinds
 from headrace.models.accounting.state import Degrees
 from headrace.models.config.config import ModelConfig, load_model_config
 from headrace.models.config.options import OPTIONS

@@ -13,9 +13,9 @@ from headrace.models.accounting.fake import repeated, trace
 from headrace.models.accounting.fake.model import FakeModel
 from headrace.models.accounting.fake.repeated import run_operation
 from headrace.models.accounting.fake.trace import fake_tensors
+from headrace.models.accounting.layer_kinds import reduce_to_kinds
 from headrace.models.accounting.pieces import Passes
 from headrace.models.accounting.shape import Shape
-from headrace.models.accounting.sorts import reduce_to_kinds
 from headrace.models.accounting.state import Degrees
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS
