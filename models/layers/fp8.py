@@ -16,7 +16,6 @@ Where ranks share a row, its scale covers the whole row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,8 +25,8 @@ from torch.nn import functional as F
 from ..kernels import fp8 as kernel
 from ..kernels.choice import uses_kernel
 from ..kernels.fp8 import E4M3, Quantized
-from ..parallel.axes import Axis
-from ..parallel.groups import find_axes
+from ..parallel.axes import ALONE, Axis
+from ..parallel.groups import find_axis
 from ..parallel.tensor import reduce_max
 
 MULTIPLE = 16
@@ -41,13 +40,11 @@ def row_scales(maxima: Tensor) -> Tensor:
     return bits.clamp(min=1 << 23).view(torch.float32)
 
 
-def quantize(x: Tensor, axes: Sequence[Axis] = (), gains: Tensor | None = None) -> Quantized:
-    """Return Q(x · gains) for x [..., width], gains [width]. Ranks on `axes` share the rows."""
+def quantize(x: Tensor, axis: Axis = ALONE, gains: Tensor | None = None) -> Quantized:
+    """Return Q(x · gains) for x [..., width], gains [width]. Ranks on `axis` share the rows."""
     maxima = None
-    for axis in axes:
-        if maxima is None:
-            maxima = row_maxima(x if gains is None else x * gains)
-        maxima = reduce_max(maxima, axis)
+    if axis.size > 1:
+        maxima = reduce_max(row_maxima(x if gains is None else x * gains), axis)
     if uses_kernel("auto", "fp8", x, kernel.unsupported_reason(x.shape[-1])):
         return Quantized(*kernel.fp8_rows(x, gains, maxima))
     return plain(x, gains, maxima)
@@ -104,15 +101,15 @@ def fp8_linear(
     rows are rounded to FP8.
 
     `values` [..., in] and `scales` [..., 1] are Q(x), if a kernel has stored it. `input_axis` names
-    the axis that shards the inputs, `output_axis` the axes that shard the outputs, separated by
-    spaces; one or both are empty.
+    the axis that shards the inputs, `output_axis` the axis that shards the outputs; one or both are
+    empty.
     """
     flat = x.flatten(0, -2)
     if values is None or scales is None:
-        a = quantize(flat, find_axes(input_axis))
+        a = quantize(flat, find_axis(input_axis))
     else:
         a = Quantized(values.flatten(0, -2), scales.flatten(0, -2))
-    b = quantize(weight[:num_fp8_rows], find_axes(input_axis))
+    b = quantize(weight[:num_fp8_rows], find_axis(input_axis))
     y = multiply(a, b, None if bias is None else bias[:num_fp8_rows], x.dtype, fast=True)
     if num_fp8_rows < len(weight):
         unrounded = F.linear(
@@ -133,9 +130,9 @@ def _backward(
 ) -> Tensor:
     """Return dx [..., in] from dy [..., out]."""
     flat = dy.flatten(0, -2)
-    b = quantize(weight[:num_fp8_rows], find_axes(input_axis))
+    b = quantize(weight[:num_fp8_rows], find_axis(input_axis))
     a = quantize(
-        flat[:, :num_fp8_rows], find_axes(output_axis), gains=b.scales.flatten().to(dy.dtype)
+        flat[:, :num_fp8_rows], find_axis(output_axis), gains=b.scales.flatten().to(dy.dtype)
     )
     columns = b.values.t().contiguous()
     ones = b.scales.new_ones(len(columns), 1)

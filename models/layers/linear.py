@@ -60,24 +60,22 @@ class SplitLinear(nn.Module):
         concatenated, for kernels that take them so.
 
         `stored` is x in FP8, if a kernel stored it; `sizes` overrides the returned tensors' widths;
-        with `share`, each rank of that axis computes its part of every part, without a bias;
+        with `share`, each rank of that axis computes its part of every part, without a bias or FP8;
         with `use`, the result is use(x, weight). (ZeRO-3 gathers weights at a module's call, so
         nothing else may read them.)
         """
         if use is not None:
             return use(x, self.weight)
-        sizes, rows, axis = list(sizes or self.parts.values()), self.narrow_rows(), self.axis
+        sizes = list(sizes or self.parts.values())
         weight: Tensor = self.weight
         if share is not None:
-            assert self.bias is None and not self.wide
-            axis = f"{axis} {share.name}".strip()
+            assert self.bias is None and not self.fp8
             sizes = [len(share.part_range(size)) for size in sizes]
             parts = weight.split(list(self.parts.values()))
             weight = torch.cat([part[share.part(len(part))] for part in parts])
-            rows = len(weight)
         if self.fp8:
             quantized = stored or (None, None)
-            y = fp8_linear(x, *quantized, weight, self.bias, rows, "", axis)
+            y = fp8_linear(x, *quantized, weight, self.bias, self.narrow_rows(), "", self.axis)
         elif not joined and fuses_gradient_sums(x, weight):
             return split_product(x, weight, self.bias, sizes)
         else:

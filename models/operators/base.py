@@ -126,6 +126,9 @@ class Operator(nn.Module, ABC):
     """Parameters that are fp32 beside bf16 weights: rates, decays and residues. A scan applies them
     thousands of times, so their rounding would grow."""
 
+    unrounded: ClassVar[tuple[str, ...]] = ()
+    """Projections that never run in FP8: ranks may hold parts of their outputs' gradients, and
+    rounded parts are not the rounded sum."""
     untrained: ClassVar[tuple[str, ...]] = ()
     """Parameters that no optimizer trains: they have no gradient."""
     experts: ClassVar[tuple[str, ...]] = ()

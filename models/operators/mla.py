@@ -40,6 +40,7 @@ from .base import BatchContext, State
 
 class MLA(Attention):
     Options = MLAOptions
+    unrounded = ("kv_b",)
 
     def __init__(self, options: MLAOptions, width: int) -> None:
         heads, kernel = options.heads, options.kernel
@@ -83,11 +84,8 @@ class MLA(Attention):
         return out
 
     def sends_latents(self, axes: Axes) -> bool:
-        context = axes.context.size
-        sends: bool = context > 1 and self.options.sends_latents(
-            axes.attention, axes.tensor.size, context, fp8=self.kv_b.fp8
-        )
-        return sends
+        tp, cp = axes.tensor.size, axes.context.size
+        return cp > 1 and bool(self.options.sends_latents(axes.attention, tp, cp))
 
     def attend_latents(self, q: Tensor, tokens: Tensor, batch: BatchContext) -> Tensor:
         """Attend like `attend_across_ranks`: queries go to the ranks of their heads, latents, the

@@ -37,13 +37,8 @@ def finding(*axes: Axis) -> Iterator[None]:
         _fake_axes.clear()
 
 
-def find_axes(names: str) -> list[Axis]:
-    """Return the axes with these names (`Axis.name`), separated by spaces."""
-    return [find_axis(name) for name in names.split()]
-
-
 def find_axis(name: str) -> Axis:
-    """Return the axis with this name."""
+    """Return the axis with this name (`Axis.name`)."""
     if not name:
         return ALONE
     if name in _fake_axes:

@@ -117,7 +117,9 @@ def _operator_matrices(
         name = f"{prefix}.{path}"
         if isinstance(module, Linear):
             columns, narrow_rows = module.weight.shape[1], module.narrow_rows()
+            summed = "ranks may hold parts of its gradients"
             reason = _bf16_reason(operator, module, config, at_end)
+            reason = summed if path in operator.unrounded else reason
             yield Matrix(name, 2.0 * narrow_rows * columns, reason, module)
             if wide_rows := len(module.weight) - narrow_rows:
                 assert isinstance(module, SplitLinear)

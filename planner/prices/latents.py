@@ -14,11 +14,10 @@ from .machine import Machine
 
 if TYPE_CHECKING:
     from ...models.config.config import ModelConfig
-    from ...models.config.options.precision import Fp8Config
 
 
 def find_latents(
-    work: Work, layer: LayerTrace, model: ModelConfig, split: Split, fp8: Fp8Config | None
+    work: Work, layer: LayerTrace, model: ModelConfig, split: Split
 ) -> MLAOptions | None:
     """Return the attention whose operation this is, if its ranks on the context axis send
     latents."""
@@ -28,10 +27,8 @@ def find_latents(
         options = model.operators[name]
         if not isinstance(options, MLAOptions):
             continue
-        rows = options.heads * (options.qk_nope_head_dim + options.v_head_dim)
-        in_fp8 = fp8 is not None and min(rows, options.kv_lora_rank) >= fp8.smallest
         if work.shape[:2] == (options.head_dim, options.heads) and options.sends_latents(
-            split.attention, split.tp, split.cp, fp8=in_fp8
+            split.attention, split.tp, split.cp
         ):
             return options
     return None

@@ -73,7 +73,7 @@ def price_layer(
     if split.cp > 1:
         works = []
         for work in layer.forward:
-            latents = find_latents(work, layer, model, split, precision.fp8)
+            latents = find_latents(work, layer, model, split)
             if work.kind == "attention" and rings:
                 works.append((work.count, prices.price_ring(work, rings[work.shape], latents)))
             else:

@@ -51,7 +51,7 @@ def compute_rings(
         measured = operations.tiled and machine.has_kernel(RING)
         shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
         priced = select_priced(operations, measured=measured)
-        if latents := find_latents(work, layer, model, split, precision.fp8):
+        if latents := find_latents(work, layer, model, split):
             expansion = trace_expansion(latents, ring.rank_tokens, precision)
             priced = add_expansions(priced, expansion, split.cp)
         rings[work.shape] = map_operations(shard, priced)

@@ -83,14 +83,9 @@ class MLAOptions(FusedOptions):
         """Numbers of a token from which keys and values of all heads follow."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
-    def sends_latents(self, form: AttentionForm, tp: int, cp: int, *, fp8: bool) -> bool:
+    def sends_latents(self, form: AttentionForm, tp: int, cp: int) -> bool:
         """Return True if context ranks send latents in place of the keys and values of a tensor
-        rank's heads: if these are fewer numbers. `fp8`: the expansion runs in FP8.
-
-        An exchange of heads sends latents to all ranks, keys and values to one. A ring sends both
-        as often; but in FP8 a gradient is rounded where it is whole, which is at the keys' owner.
-        """
-        if form == "ring" and fp8:
-            return False
+        rank's heads: if these are fewer numbers. An exchange of heads sends latents to all ranks,
+        keys and values to one; a ring sends both as often."""
         copies = cp if form == "a2a" else 1
         return copies * self.latent_width < 2 * (self.heads // tp) * self.head_dim

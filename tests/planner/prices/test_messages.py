@@ -181,21 +181,22 @@ class Messages(TorchDispatchMode):
 
 
 def test_a_ring_sends_latents() -> None:
-    """Negative control: in FP8, keys and values."""
-    model = load_model_config("tiny-deepseek")
-    options = model.operators["mla"]
-    assert isinstance(options, MLAOptions)
-    trace = trace_model(model, LENGTH, FP32, "cuda")
-    split, layer = Split(cp=RANKS, attention="ring"), trace.kinds[0]
-    rings = {work.shape: Operations((), ()) for work in layer.forward if work.kind == "attention"}
-    number, queries = FP32.weight_bytes * LENGTH // RANKS, options.heads * options.head_dim
+    """In FP8 too; keys and values where these are fewer numbers."""
     in_fp8 = replace(FP32, fp8=Fp8Config(smallest=16))
-    for precision, sent, inputs, output in (
-        (FP32, options.latent_width, queries + options.latent_width, options.v_head_dim),
-        (in_fp8, 2 * queries, 3 * queries, options.head_dim),
-    ):
-        asked = Asked()
+    for precision, rank in ((FP32, 64), (in_fp8, 64), (FP32, 1024)):
+        model = load_model_config("tiny-deepseek", [f"operators.mla.kv_lora_rank={rank}"])
+        options = model.operators["mla"]
+        assert isinstance(options, MLAOptions)
+        trace = trace_model(model, LENGTH, FP32, "cuda")
+        split, layer = Split(cp=RANKS, attention="ring"), trace.kinds[0]
+        attention = [work for work in layer.forward if work.kind == "attention"]
+        number, queries = FP32.weight_bytes * LENGTH // RANKS, options.heads * options.head_dim
+        asked, rings = Asked(), {work.shape: Operations((), ()) for work in attention}
         price_layer(layer, model, trace, precision, asked, split, 1, rings)
+        sent, output = options.latent_width, options.v_head_dim
+        if rank == 1024:
+            sent, output = 2 * queries, options.head_dim
+        inputs = queries + sent
         assert asked.sent == {
             ("all-to-all", inputs * number): 1,
             ("all-to-all", options.heads * output * number): 1,
