@@ -237,7 +237,7 @@ class BpeTokenizer:
         bounds = starts.tolist()
         pieces = [ids[start:end] for start, end in itertools.pairwise(bounds)]
         for number in slow_numbers:
-            pieces[number] = self._encode_slowly([texts[number]], first_number + number)[0]
+            pieces[number] = self._encode_exception(fast, texts[number], first_number + number)
         return np.concatenate(pieces), np.cumsum([len(piece) for piece in pieces], dtype=np.int64)
 
     def _encode_parts(
@@ -250,6 +250,24 @@ class BpeTokenizer:
             next_ids = [self._end_id if part.next_id is None else part.next_id for part in parts]
             ids[part_ends - 1] = next_ids
         return ids, np.concatenate([[0], part_ends[np.array(ends, np.int64) - 1]])
+
+    def _encode_exception(
+        self, fast: FastBpe | WordCache, text: str, number: int
+    ) -> npt.NDArray[Any]:
+        """Return the ids of a text that needs the library. If no added tokens are searched for, the
+        library encodes only the lines that need it."""
+        if isinstance(fast, WordCache) or not self._added_tokens.are_absent:
+            return self._encode_slowly([text], number)[0]
+        normal_text = text if self._normalize is None else self._normalize(text)
+        pieces = []
+        for part, needs_library in fast.cut_exceptions(normal_text):
+            ids, _ = (
+                self._encode_slowly([part], number)
+                if needs_library
+                else fast.encode([part], self._end_id)
+            )
+            pieces.append(ids[:-1])
+        return np.concatenate([*pieces, np.array([self._end_id], self._dtype)])
 
     def _encode_slowly(self, texts: Sequence[str], first_number: int) -> Ids:
         """Encode by the `tokenizers` library, whose ids are right by definition."""

@@ -101,7 +101,12 @@ class FastBpe:
 
     def needs_library(self, text: str) -> bool:
         """Return True if the libraries may split a text into different words."""
-        return any(map(text.__contains__, self._pattern.exceptions))
+        return self._pattern.has_exception(text)
+
+    def cut_exceptions(self, text: str) -> list[tuple[str, bool]]:
+        """Cut a text into parts that have the same ids alone; return the parts, and True for those
+        that need the library."""
+        return self._pattern.cut_exceptions(text)
 
     def encode(
         self, texts: Sequence[str], end_id: int

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models
 from tokenizers import pre_tokenizers as pre
 
-from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer
+from headrace.dataplane.tokenizers.bpe import BpeConfig, BpeTokenizer, Ids
 from headrace.dataplane.tokenizers.fast_bpe import letters_by_byte
 from headrace.dataplane.tokenizers.patterns import PATTERNS, Pattern
 
@@ -98,6 +98,27 @@ def test_random_texts_are_split_into_the_same_words(name: str) -> None:
     rng = random.Random(name)
     texts = ["".join(rng.choices(PIECES, k=rng.randrange(1, 25))) for _ in range(1000)]
     assert not find_differences(PATTERNS[name], texts)
+
+
+@pytest.mark.parametrize("name", [name for name, pattern in PATTERNS.items() if pattern.exceptions])
+def test_an_exception_concerns_its_line_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_texts: list[str] = []
+    encode_slowly = BpeTokenizer._encode_slowly
+
+    def note(self: BpeTokenizer, texts: list[str], first_number: int) -> Ids:
+        slow_texts.extend(texts)
+        return encode_slowly(self, texts, first_number)
+
+    monkeypatch.setattr(BpeTokenizer, "_encode_slowly", note)
+    rng = random.Random(name)
+    pieces = [*PIECES, *("\n", "\r", "\r\n", " \n", "/\n", "!\r\n", "\na", "\n1"), "'\u017f"]
+    texts = ["".join(rng.choices(pieces, k=rng.randrange(1, 60))) for _ in range(500)]
+    assert not find_differences(PATTERNS[name], texts)
+    assert slow_texts and all("'\u017f" in text for text in slow_texts)
+    long_text = "a line\n" * 1000 + "it'\u017f\n" + "another\r\n" * 1000
+    slow_texts.clear()
+    assert not find_differences(PATTERNS[name], [long_text])
+    assert slow_texts == ["it'\u017f\n"]
 
 
 def test_exceptions_are_needed() -> None:
