@@ -49,8 +49,8 @@ READERS = 8
 """Files hashed at the same time."""
 MIN_CACHED_BYTES = 1 << 20
 """Lower bound on the size of cached files: hashing a smaller file is as fast as a lookup."""
-TABLE = "file_contents"
-"""Table of the cache. Its predecessor, `contents`, had no line feeds."""
+TABLE = "block_checksums"
+"""Table of the cache. Its predecessors, `contents` and `file_contents`, had CRCs of blocks."""
 TICK = 0.02
 """Seconds within which two changes may get the same time."""
 COARSE_TICK = 2.0
@@ -166,7 +166,7 @@ class HashCache:
         self.database = sqlite3.connect(path, timeout=30)
         self.database.execute(
             f"create table if not exists {TABLE} (file text primary key, state text, "
-            "fingerprint text, block_bytes integer, crcs blob, line_feeds blob, digest text)"
+            "fingerprint text, block_bytes integer, checksums blob, line_feeds blob, digest text)"
         )
 
     def get(self, state: FileState) -> ContentHash | None:
@@ -176,7 +176,7 @@ class HashCache:
         key = _columns(state)
         try:
             row = self.database.execute(
-                "select fingerprint, block_bytes, crcs, line_feeds, digest "
+                "select fingerprint, block_bytes, checksums, line_feeds, digest "
                 f"from {TABLE} where file = ? and state = ?",
                 key,
             ).fetchone()
@@ -185,15 +185,14 @@ class HashCache:
             return None
         if row is None or _digest(*key, *row[:-1]) != row[-1]:
             return None
-        fingerprint, block_bytes, crcs, line_feeds, _ = row
-        checksums = BlockChecksums(state.size, block_bytes, crcs, line_feeds)
-        return ContentHash(fingerprint, checksums)
+        fingerprint, *columns, _ = row
+        return ContentHash(fingerprint, BlockChecksums(state.size, *columns))
 
     def put(self, state: FileState, content: ContentHash) -> None:
         checksums = content.checksums
         if state.stat is None or state.size < MIN_CACHED_BYTES or checksums is None:
             return
-        sums = (checksums.block_bytes, checksums.crcs, checksums.line_feeds)
+        sums = (checksums.block_bytes, checksums.checksums, checksums.line_feeds)
         entry = (*_columns(state), content.fingerprint, *sums)
         try:
             with self.database:

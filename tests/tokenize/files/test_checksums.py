@@ -6,6 +6,7 @@ import io
 import zlib
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from headrace.tokenize.files.checksums import (
     BlockChecksums,
     VerifiedFile,
     choose_block_bytes,
+    compute_checksum,
     hash_content,
 )
 
@@ -79,8 +81,30 @@ def test_a_file_that_lost_its_end_is_an_error(data: bytes, block_bytes: int, los
 def test_a_block_has_the_crc_of_its_bytes() -> None:
     checksums = checksums_of(b"abcdefgh", 4)
     expected = [zlib.crc32(b"abcd"), zlib.crc32(b"efgh")]
-    assert checksums.crcs == b"".join(crc.to_bytes(4, "little") for crc in expected)
+    assert checksums.checksums == b"".join(crc.to_bytes(4, "little") for crc in expected)
     assert checksums_of(b"", 4) == BlockChecksums(0, 4, b"")
+
+
+def test_changes_in_large_blocks_change_the_checksum() -> None:
+    block = np.random.default_rng(0).integers(0, 256, 5 * 2048 + 100, np.uint8)
+    expected = compute_checksum(block.tobytes())
+    assert compute_checksum(memoryview(b"x" + block.tobytes())[1:]) == expected, "at any address"
+    changed_blocks = {"shifted": np.roll(block, 1)}
+    for place in (0, 7, 2047, 2048, 9000, 10239, 10240, len(block) - 1):
+        changed_blocks[f"byte {place}"] = block.copy()
+        changed_blocks[f"byte {place}"][place] += 1
+    for name, width, first, second in (
+        ("rows swapped", 2048, 0, 2048),
+        ("words of a row swapped", 8, 2048, 2056),
+        ("words of a column swapped", 8, 8, 4104),
+        ("bytes of a word swapped", 1, 3, 4),
+    ):
+        places = np.arange(len(block))
+        places[first : first + width] += second - first
+        places[second : second + width] -= second - first
+        changed_blocks[name] = block[places]
+    for name, changed in changed_blocks.items():
+        assert compute_checksum(changed.tobytes()) != expected, name
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 34, (1 << 34) + 1, 1 << 40, 10**15])

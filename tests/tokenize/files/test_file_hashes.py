@@ -123,7 +123,7 @@ def test_hashes_of_small_files_are_not_cached(tmp_path: Path) -> None:
     marks(tmp_path / "a.txt")
     assert (
         not file_hashes.HashCache(file_hashes.cache_file())
-        .database.execute("select * from file_contents")
+        .database.execute("select * from block_checksums")
         .fetchall()
     )
 
