@@ -18,6 +18,13 @@ from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceCo
 if TYPE_CHECKING:
     from ...dataplane.tokenizers.marks import TextSpans
 
+parse_object: Any = None
+"""simdjson's parser, the fastest, or None where there is no wheel of it."""
+with suppress(ImportError):
+    from simdjson import Parser
+
+    parse_object = Parser().parse
+
 DELIMITER = b"\n"
 UNIT = "line"
 
@@ -142,9 +149,14 @@ def _parse_document(
 def _parse_json(line: bytes) -> tuple[Any, bool]:
     """Parse a line; return its value, and True if strings may hold lone surrogates.
 
-    `json` decides what a line is. The faster parser refuses lone surrogates and some numbers; what
-    it accepts, both read alike (tests/tokenize/sources/test_json_parsers.py).
+    `json` decides what a line is. The faster parsers refuse lone surrogates and some numbers; what
+    they accept, all read alike (tests/tokenize/sources/test_json_parsers.py).
     """
+    if parse_object is not None and line.startswith(b"{"):  # simdjson skips a byte-order mark
+        try:
+            return parse_object(line, True), False
+        except (ValueError, RuntimeError):
+            pass
     try:
         return from_json(line, cache_strings="keys"), False
     except ValueError:
