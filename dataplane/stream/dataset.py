@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -23,10 +23,11 @@ from ..loader.batch import Batch, Batcher
 from ..loader.rank_rows import RankReader, RankRows, StepGroup
 from ..order.plan import Phase, Plan
 
-Item = dict[str, Any]
-Names = Literal["headrace", "transformers"]
+Item = Any
+"""A dictionary of tensors; for torchtitan, a pair of a dictionary and the labels."""
+Names = Literal["headrace", "transformers", "torchtitan", "megatron"]
 IGNORED = -100
-"""Label without loss, for transformers."""
+"""Label without loss, for transformers and torchtitan."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,11 @@ class StreamDataset(IterableDataset[Item]):
 
     An item is a dictionary. `names="headrace"`: `tokens`, `targets`, `weights`, `positions` and
     `cu_seqlens` as in a `Batch`, `step`, and `rows`, the row numbers in the stream (-1 in padding
-    rows). `names="transformers"`: `input_ids`, `labels`, `position_ids`. A second pass begins where
-    the first one did, with and without workers; after a pass that resumed from the states of torch
-    workers, where the dataset itself begins.
+    rows). `names="transformers"`: `input_ids`, `labels`, `position_ids`. `names="torchtitan"`: the
+    pair of `input` and `positions`, and the labels. `names="megatron"`: `tokens`, `labels`,
+    `loss_mask`, `position_ids`, `attention_mask`. A second pass begins where the first one did,
+    with and without workers; after a pass that resumed from the states of torch workers, where the
+    dataset itself begins.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class StreamDataset(IterableDataset[Item]):
         if not 0 <= rank < world or micro_batch < 1:
             problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch"
             raise ConfigError("the dataset", [ConfigProblem("", problem)])
-        if names not in ("headrace", "transformers"):
-            problem = f"names are headrace or transformers, not {names}"
+        if names not in get_args(Names):
+            problem = (
+                f"names are {', '.join(get_args(Names)[:-1])} or {get_args(Names)[-1]}, not {names}"
+            )
             raise ConfigError("the dataset", [ConfigProblem("names", problem)])
         self.plan, self.micro_batch = plan, micro_batch
         self.rank, self.world = rank, world
@@ -168,6 +173,10 @@ class StreamDataset(IterableDataset[Item]):
     def _name_tensors(self, batch: Batch, step: int) -> Item:
         if self.names == "transformers":
             return _name_for_transformers(batch)
+        if self.names == "torchtitan":
+            return _name_for_torchtitan(batch)
+        if self.names == "megatron":
+            return _name_for_megatron(batch)
         return {
             "tokens": batch.tokens,
             "targets": batch.targets,
@@ -193,14 +202,40 @@ class StreamDataset(IterableDataset[Item]):
 def _name_for_transformers(batch: Batch) -> Item:
     """Return the arguments of a causal model of transformers. It shifts the labels itself, so the
     last target of a row, which is the first token of another, has no loss."""
+    labels = torch.full_like(batch.targets, IGNORED)
+    labels[:, 1:] = _label_targets(batch)[:, :-1]
+    return {"input_ids": batch.tokens, "labels": labels, "position_ids": batch.positions.long()}
+
+
+def _name_for_torchtitan(batch: Batch) -> Item:
+    """Return the arguments of a model and the labels, which torchtitan does not shift."""
+    inputs = {"input": batch.tokens, "positions": batch.positions.long()}
+    return inputs, _label_targets(batch)
+
+
+def _name_for_megatron(batch: Batch) -> Item:
+    """Return what `get_batch` of Megatron's scripts reads. The mask is [B, 1, L, L], true where
+    attention may not look: at later tokens and at those of further documents."""
+    places = torch.arange(batch.tokens.shape[1])
+    starts = places - batch.positions  # [B, L], of the document's part in the row
+    hidden = (places[None, :] > places[:, None]) | (places < starts[:, :, None])
+    return {
+        "tokens": batch.tokens,
+        "labels": batch.targets,
+        "loss_mask": batch.weights,
+        "position_ids": batch.positions.long(),
+        "attention_mask": hidden[:, None],
+    }
+
+
+def _label_targets(batch: Batch) -> torch.Tensor:
+    """Return the targets, IGNORED where they have no loss."""
     if bool(((batch.weights != 0) & (batch.weights != 1)).any()):
         raise ConfigError(
             "the dataset",
-            [ConfigProblem("names", "labels of transformers carry no loss weight but 0 and 1")],
+            [ConfigProblem("names", "labels carry no loss weight but 0 and 1")],
         )
-    labels = torch.full_like(batch.targets, IGNORED)
-    labels[:, 1:] = batch.targets[:, :-1].masked_fill(batch.weights[:, :-1] == 0, IGNORED)
-    return {"input_ids": batch.tokens, "labels": labels, "position_ids": batch.positions.long()}
+    return batch.targets.masked_fill(batch.weights == 0, IGNORED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from headrace.dataplane import Stream
 from headrace.dataplane.loader.batch import PADDING
 from headrace.dataplane.loader.loader import Loader
 from headrace.dataplane.order.plan import Decision, Plan
-from headrace.dataplane.stream.dataset import IGNORED, StreamDataset
+from headrace.dataplane.stream.dataset import IGNORED, Names, StreamDataset
 
 Rows = list[tuple[int, list[int], bytes]]
 """Step, rows and tokens of each micro-batch."""
@@ -225,6 +225,21 @@ def test_names_of_transformers_carry_the_targets_within_a_row(changing: Plan) ->
         assert torch.equal(theirs["labels"][:, 1:] != IGNORED, has_loss)
         assert torch.equal(theirs["labels"][:, 1:][has_loss], ours["targets"][:, :-1][has_loss])
         assert torch.equal(theirs["position_ids"], ours["positions"].long())
+
+
+def test_names_of_torchtitan_and_megatron(changing: Plan) -> None:
+    """Neither shifts the labels; Megatron's mask hides later tokens and other documents."""
+    sets = [Stream(changing).dataset(micro_batch=2, names=names) for names in get_args(Names)]
+    for ours, _, (inputs, labels), theirs in zip(*sets, strict=True):
+        assert torch.equal(inputs["input"], ours["tokens"])
+        assert torch.equal(inputs["positions"], ours["positions"].long())
+        assert torch.equal(labels == IGNORED, ours["weights"] == 0)
+        assert torch.equal(labels[labels != IGNORED], ours["targets"][labels != IGNORED])
+        assert torch.equal(theirs["labels"], ours["targets"])
+        assert torch.equal(theirs["loss_mask"], ours["weights"])
+        documents = (theirs["position_ids"] == 0).cumsum(1)
+        sees = (documents[:, :, None] == documents[:, None, :]).tril()
+        assert torch.equal(theirs["attention_mask"], ~sees[:, None])
 
 
 def test_labels_of_transformers_carry_no_weights_between_0_and_1(tmp_path: Path) -> None:
