@@ -70,6 +70,8 @@ SHORT = {
 }
 LARGEST = "hybrid-50m"
 QUICK = {
+    "tiny-deepseek": ("one",),
+    "tiny-delta": ("one",),
     "tiny-hybrid": ("one", "tp2"),
     "tiny-mamba": ("cp2",),
     "tiny-moe": ("zero3",),

@@ -6,6 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from support.ranks import forked
 
 from benchmarks.golden import __main__ as golden
 from benchmarks.golden.bounds import limits_of
-from benchmarks.golden.cases import FORMS, LENGTHS, SHORT, Case, GoldenError, choose
+from benchmarks.golden.cases import (
+    FORMS,
+    LENGTHS,
+    QUICK,
+    SHORT,
+    SHORTEST,
+    Case,
+    GoldenError,
+    choose,
+)
 from benchmarks.golden.compare import Bounds, Limits, difference, spread
 from benchmarks.golden.corpus import mixture, write_corpus
 from benchmarks.golden.recordings import Recording, circumstances
@@ -22,6 +33,7 @@ from benchmarks.golden.trees import Curve, Tree, Workshop, working_tree
 ROOT = Path(__file__).parents[2]
 CASE = Case("tiny-hybrid", "one")
 STEPS = FORMS["shortest"].steps
+present_circumstances = cache(circumstances)
 
 
 # Runs
@@ -49,23 +61,31 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return shop
 
 
-def moved(shop: Workshop, curve: Curve) -> str | None:
+def moved(shop: Workshop, curve: Curve, case: Case = CASE) -> str | None:
     """Compare with the recording as `make regress` does; return the quantity that differs."""
-    recorded = Recording(CASE.model, "short").load().get(CASE, shop.digest(CASE))
-    exact = circumstances(shop) == recorded.circumstances
-    result = difference(recorded.curve, curve, None if exact else limits_of(CASE))
-    beyond = difference(recorded.curve, curve, limits_of(CASE))
+    recorded = Recording(case.model, "short").load().get(case, shop.digest(case))
+    exact = present_circumstances(shop) == recorded.circumstances
+    result = difference(recorded.curve, curve, None if exact else limits_of(case))
+    beyond = difference(recorded.curve, curve, limits_of(case))
     assert (result is None) == (beyond is None), "on another machine, the bounds alone must see it"
     return None if result is None else result.quantity
 
 
 @pytest.mark.slow
 def test_the_golden_runs_did_not_move(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shop: Workshop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(golden, "Workshop", Forks)
+    monkeypatch.setattr(golden, "workshop", lambda *_: nullcontext(shop))
+    monkeypatch.setattr(golden, "circumstances", present_circumstances)
     code = golden.main(["regress", "--shortest"])
     assert code == 0, capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sorted({*QUICK} - {*SHORTEST}))
+def test_the_first_step_of_each_tiny_model_did_not_move(shop: Workshop, model: str) -> None:
+    case = Case(model, "one")
+    assert moved(shop, shop.train(case, 1), case) is None
 
 
 @pytest.mark.slow
@@ -201,7 +221,7 @@ def test_a_case_without_a_recording_is_named(
 
 def test_each_tiny_model_has_a_case() -> None:
     tiny = {file.stem for file in (ROOT / "configs" / "models").glob("tiny-*.yaml")}
-    assert tiny < set(SHORT)
+    assert tiny < set(SHORT) and tiny == set(QUICK)
 
 
 def test_the_forms_begin_alike() -> None:
