@@ -37,7 +37,7 @@ from headrace.models.kernels import NEXT, choice
 from ._executed import Instruction, count_executed, disassemble
 
 SIZE = InputShape(1, 4096, 4096)
-MODAL_SIZE, MODES = InputShape(1, 16384, 4096), 16
+SCAN_SIZE, MODES = InputShape(1, 16384, 4096), 16
 HEADS, HEAD_DIM, STATE_SIZE = 64, 64, 128
 REGISTERS = 1 << 16
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
@@ -59,9 +59,20 @@ def _tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
     return (SIZE.length * SIZE.width / tile_numbers / launch.programs,)
 
 
+def _block_heads(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    """Return the heads of a program, which each chunk has."""
+    return (SCAN_SIZE.length / constants["CHUNK"] * HEADS / launch.programs,)
+
+
+def _partial_sums(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
+    """Return the blocks of heads whose gradients are summed, from the bytes of all."""
+    numbers = SCAN_SIZE.length * STATE_SIZE
+    return ((launch.bytes / numbers - 2) / 4,)
+
+
 def _modal_tokens(constants: dict[str, Any], launch: Launch) -> float:
     """Return the tokens of a program that has CHANNELS channels."""
-    return MODAL_SIZE.length * MODAL_SIZE.width / constants["CHANNELS"] / launch.programs
+    return SCAN_SIZE.length * SCAN_SIZE.width / constants["CHANNELS"] / launch.programs
 
 
 def _modal_tiles(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
@@ -74,23 +85,23 @@ def _modal_groups(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
 
 def _modal_chunks(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
     """Return the turns of a scan over chunks, from the bytes of their states."""
-    return (launch.bytes / (4 * MODES * MODAL_SIZE.width) / constants["AHEAD"],)
+    return (launch.bytes / (4 * MODES * SCAN_SIZE.width) / constants["AHEAD"],)
 
 
 Turns = Callable[[dict[str, Any], Launch], Sequence[float]]
 TURNS: dict[str, Turns] = {
     "ssd_span_states": lambda c, _: (c["CHUNKS"],),
-    "ssd_scan_states": lambda c, _: (SIZE.length / (c["AHEAD"] * 256),),
+    "ssd_scan_states": lambda c, _: (SCAN_SIZE.length / (c["AHEAD"] * 256),),
     "ssd_outputs": lambda c, _: (c["CHUNKS"],),
     # Of pairs of chunks; half of them have a span in common, the others end at once.
     "ssd_backward_pairs": lambda c, _: (c["HEADS"],) if c["SAME"] else (1 / 3, c["HEADS"] / 2),
     "ssd_backward_BC": lambda c, _: (2.5, 1.5, c["HEADS"]),
-    "ssd_backward_sum_BC": lambda c, _: (HEADS / 16,),
+    "ssd_backward_sum_BC": _partial_sums,
     "ssd_backward_dt": lambda c, _: (4, 0, c["CHUNKS"], c["CHUNKS"]),
-    "ssd_walk_states": lambda c, _: (SIZE.length / c["CHUNK"],),
-    "ssd_chunk_outputs": lambda c, _: (c["HEADS"],),
-    "ssd_backward_scores": lambda c, _: (c["HEADS"],),
-    "ssd_backward_states": lambda c, _: (c["HEADS"],),
+    "ssd_walk_states": lambda c, _: (SCAN_SIZE.length / c["CHUNK"],),
+    "ssd_chunk_outputs": _block_heads,
+    "ssd_backward_scores": lambda c, launch: (3 * _block_heads(c, launch)[0],),
+    "ssd_backward_states": _block_heads,
     "ssd_backward_decays": lambda c, _: (0, 2),
     "rms_norm_backward": lambda c, launch: (SIZE.length / launch.programs,),
     "short_convolution_forward": lambda c, _: (c["SPAN"] / c["UNROLL"],),
@@ -169,13 +180,13 @@ def main() -> int:
     )
     modal = modal_case(MODES, gates=True, state=False, packed=False)
     for case, floors, size in (
-        (packed_ssd, ssd_floors, SIZE),
+        (packed_ssd, ssd_floors, SCAN_SIZE),
         (norm_case(outside=False, residual=True), None, SIZE),
         (norm_case(outside=False), None, SIZE),
         (gated_norm_case(1), None, SIZE),
         (direct_case("toeplitz", 128, 16), FILTER_FLOORS, SIZE),
         (direct_case("short_convolution", 3, 1, gated=False), FEATURIZER_FLOORS, SIZE),
-        (modal, FILTER_FLOORS, MODAL_SIZE),
+        (modal, FILTER_FLOORS, SCAN_SIZE),
     ):
         if not only or case.kernel in only:
             for card in cards:

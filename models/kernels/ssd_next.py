@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from math import gcd
 from typing import Any
 
 import torch
@@ -29,8 +28,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 run."""
 CHUNK = 128
 """Tokens of a chunk."""
-MAX_HEADS = 16
-"""Upper bound on the heads of a program; a power of two."""
+MULTIPROCESSORS = 132
+"""Of a GPU that programs are divided for: each holds one program that goes over its heads."""
+SCORE_HEADS = 2
+"""Heads that take as long as a program's scores."""
 DELTA_HEADS = 16
 """Heads per program, in ssd_decays and ssd_backward_decays."""
 SUM_TOKENS = 64
@@ -96,7 +97,13 @@ class _ChunkCall:
 
     @property
     def heads_per_program(self) -> int:
-        return gcd(self.heads // self.groups, MAX_HEADS)
+        """Heads of a group for which the programs end first; the more, the fewer partial sums."""
+        return min(_divisors(self.heads // self.groups), key=self._count_turns)
+
+    def _count_turns(self, heads_per_program: int) -> tuple[int, int]:
+        programs = self.rows * self.chunks * self.heads // heads_per_program
+        waves = -(-programs // MULTIPROCESSORS)
+        return waves * (heads_per_program + SCORE_HEADS), -heads_per_program
 
     @property
     def state_blocks(self) -> int:
@@ -123,6 +130,11 @@ class _ChunkCall:
         )
 
     @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Arguments of programs that go over their heads."""
+        return self.heads_per_program, *self.sizes
+
+    @property
     def walk_constants(self) -> dict[str, Any]:
         return {
             "CHUNK": CHUNK,
@@ -135,7 +147,6 @@ class _ChunkCall:
         return {
             **self.walk_constants,
             "STATE_SIZE": tile_side(self.state_size),
-            "HEADS": self.heads_per_program,
         }
 
     @property
@@ -164,6 +175,11 @@ class _ChunkCall:
         """Return new tensors [count, rows, heads, padded_length]."""
         shape = count, self.rows, self.heads, self.padded_length
         return self.xBC.new_empty(shape, dtype=torch.float32)
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
 def _build(
@@ -260,9 +276,9 @@ def forward(
     out = xBC.new_empty(call.rows, call.length, call.inner)
     _programs()[0].ssd_chunk_outputs[call.head_grid](
         x, C, B, decays.log_decay, decays.log_source, decays.target_weight, call.D,
-        call.position_ids, states, out, call.length, call.padded_length, call.chunks, *call.sizes,
-        *x.stride()[:2], *B.stride()[:2], *out.stride()[:2], PACKED=positions is not None,
-        BACKWARD=False, **call.constants,
+        call.position_ids, states, out, call.length, call.padded_length, call.chunks,
+        *call.block_sizes, *x.stride()[:2], *B.stride()[:2], *out.stride()[:2],
+        PACKED=positions is not None, BACKWARD=False, **call.constants,
     )  # fmt: skip
     empty = decays.by_chunk.new_empty(0)
     return out, final, _entering_state(entering, axis, call), empty
@@ -330,7 +346,7 @@ def backward(
     forward_programs.ssd_chunk_outputs[call.head_grid](
         dy, B, C, decays.log_source, decays.log_decay, decays.source_weight, call.D,
         call.position_ids, grad_states, grad_x, call.length, call.padded_length, call.chunks,
-        *call.sizes, *dy_strides, *xBC_strides, *grad_xBC.stride()[:2], PACKED=packed,
+        *call.block_sizes, *dy_strides, *xBC_strides, *grad_xBC.stride()[:2], PACKED=packed,
         BACKWARD=True, **call.constants,
     )  # fmt: skip
     num_blocks = call.head_grid[1]
@@ -340,7 +356,7 @@ def backward(
     score_grads = xBC.new_empty(call.rows, call.chunks, num_blocks, CHUNK, CHUNK)
     programs.ssd_backward_scores[(3 * call.chunks, num_blocks, call.rows)](
         dy, x, B, C, decays.log_decay, decays.log_source, call.position_ids, sums_t, sums_s, D_sums,
-        score_grads, call.length, call.padded_length, *call.sizes, *dy_strides, *xBC_strides,
+        score_grads, call.length, call.padded_length, *call.block_sizes, *dy_strides, *xBC_strides,
         PACKED=packed, BLOCK=CHUNK // 2, **{**call.constants, "num_warps": 4},
     )  # fmt: skip
     partial_grads = decays.delta.new_empty(num_blocks, call.rows, call.length, state_size)
@@ -350,7 +366,7 @@ def backward(
     ):
         programs.ssd_backward_states[call.head_grid](
             values, target, source, weights, call.position_ids, boundary_states, score_grads,
-            state_sums, partial_grads, call.length, call.padded_length, *call.sizes, *strides,
+            state_sums, partial_grads, call.length, call.padded_length, *call.block_sizes, *strides,
             *xBC_strides, PACKED=packed, BACKWARD=BACKWARD, **call.constants,
         )  # fmt: skip
         confirmed_programs.ssd_backward_sum_BC[

@@ -251,7 +251,7 @@ def ssd_backward_BC(
     tl.store(partial_grads + offsets, grad, mask=(token < length) & (state_index < state_size))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks"])
 def ssd_backward_sum_BC(
     partial_grads, out, length, num_groups, num_blocks, state_size, out_row_stride,
     out_token_stride,

@@ -139,16 +139,16 @@ def pair_mask(
     return mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_heads"])
 def ssd_chunk_outputs(
     x, C, B, row_log, column_log, row_weight, D, positions, states, out, length, padded_length,
-    num_chunks, num_heads, heads_per_group, head_dim, state_size, x_row_stride, x_token_stride,
-    B_row_stride, B_token_stride, out_row_stride, out_token_stride,
+    num_chunks, block_heads, num_heads, heads_per_group, head_dim, state_size, x_row_stride,
+    x_token_stride, B_row_stride, B_token_stride, out_row_stride, out_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr,
-    STATE_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """y_t = Σ_{s≤t} (C_t·B_s)·Δ_s·L_ts·x_s + target_weight_t·S·C_t + D·x_t for HEADS heads, with S
-    the state before the chunk; rows of the scores are t: row_log is log_decay, column_log
+    """y_t = Σ_{s≤t} (C_t·B_s)·Δ_s·L_ts·x_s + target_weight_t·S·C_t + D·x_t for block_heads heads,
+    with S the state before the chunk; rows of the scores are t: row_log is log_decay, column_log
     log_source, row_weight target_weight.
 
     BACKWARD: dx_s = Σ_{t≥s} (C_t·B_s)·Δ_s·L_ts·dy_t + source_weight_s·dS·B_s + D·dy_s, with dS the
@@ -156,7 +156,7 @@ def ssd_chunk_outputs(
     row_weight hold dy, B, C, the gradients of the states and source_weight.
     """
     chunk, row = tl.program_id(0), tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1) * HEADS
+    head = tl.program_id(1) * block_heads
     dtype: tl.constexpr = x.dtype.element_ty
     first_token = chunk * CHUNK
     token = tl.arange(0, CHUNK)
@@ -184,7 +184,7 @@ def ssd_chunk_outputs(
     row_log += token_offset
     column_log += token_offset
     row_weight += token_offset
-    for h in range(HEADS):
+    for h in range(block_heads):
         head_token = h * padded_length + token
         x_ptrs = x + h * head_dim + token[:, None] * x_token_stride + channel[None, :]
         x_tile = tl.load(x_ptrs, mask=tile_mask, other=0.0)

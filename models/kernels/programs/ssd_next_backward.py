@@ -25,16 +25,16 @@ from .ssd import load_tile
 from .ssd_next import MAX_LOG, MIN_DELTA, pair_mask
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_heads"])
 def ssd_backward_scores(
     dy, x, B, C, log_decay, log_source, positions, sums_t, sums_s, D_sums, score_grads, length,
-    padded_length, num_heads, heads_per_group, head_dim, state_size, dy_row_stride,
+    padded_length, block_heads, num_heads, heads_per_group, head_dim, state_size, dy_row_stride,
     dy_token_stride, x_row_stride, x_token_stride,
     PACKED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr,
-    STATE_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """d(C_t·B_s) = Σ_heads (dy_t·x_s)·Δ_s·L_ts, summed over HEADS heads, for the tokens t and s of
-    one half of a chunk, or t of its second and s of its first half: BLOCK tokens each.
+    """d(C_t·B_s) = Σ_heads (dy_t·x_s)·Δ_s·L_ts, summed over block_heads heads, for the tokens t and
+    s of one half of a chunk, or t of its second and s of its first half: BLOCK tokens each.
 
     score_grads [rows, chunks, blocks, t, s] hold any number where pair_mask is false. For each
     head, sums_s = Σ_t P_ts and sums_t = Σ_s P_ts [2, rows, heads, padded_length], first those
@@ -48,7 +48,7 @@ def ssd_backward_scores(
     apart = (part == 2).to(tl.int32)
     first_s = chunk * CHUNK + first_half * BLOCK
     first_t = first_s + apart * BLOCK
-    head = block * HEADS
+    head = block * block_heads
     token = tl.arange(0, BLOCK)
     group_offset = row * x_row_stride + head // heads_per_group * state_size
     C_tile = load_tile(
@@ -70,7 +70,7 @@ def ssd_backward_scores(
     D_sums += ((row * num_chunks + chunk) * 2 + first_half) * num_heads + head
     score_grad = tl.zeros([BLOCK, BLOCK], dtype=tl.float32)
     ones = tl.full([BLOCK, 16], 1.0, dtype=dtype)
-    for h in range(HEADS):
+    for h in range(block_heads):
         head_token = h * padded_length + token
         dy_tile = load_tile(
             dy + h * head_dim, dy_token_stride, first_t, length, head_dim, BLOCK, HEAD_DIM
@@ -99,17 +99,17 @@ def ssd_backward_scores(
     tl.store(ptrs, score_grad.to(dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["block_heads"])
 def ssd_backward_states(
     values, target, source, weights, positions, states, score_grads, state_sums, partial_grads,
-    length, padded_length, num_heads, heads_per_group, head_dim, state_size, values_row_stride,
-    values_token_stride, B_row_stride, B_token_stride,
+    length, padded_length, block_heads, num_heads, heads_per_group, head_dim, state_size,
+    values_row_stride, values_token_stride, B_row_stride, B_token_stride,
     PACKED: tl.constexpr, BACKWARD: tl.constexpr, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr,
-    STATE_SIZE: tl.constexpr, HEADS: tl.constexpr,
+    STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """dC_t = Σ_{s≤t} d(C_t·B_s)·B_s + Σ_heads target_weight_t·Sᵀ·dy_t, summed over HEADS heads,
-    with S the state before the chunk. state_sums_t = C_t·(target_weight_t·Sᵀ·dy_t) = Σ_s P_ts over
-    s before the chunk.
+    """dC_t = Σ_{s≤t} d(C_t·B_s)·B_s + Σ_heads target_weight_t·Sᵀ·dy_t, summed over block_heads
+    heads, with S the state before the chunk. state_sums_t = C_t·(target_weight_t·Sᵀ·dy_t) is Σ_s
+    P_ts over s before the chunk.
 
     BACKWARD: dB_s = Σ_{t≥s} d(C_t·B_s)·C_t + Σ_heads source_weight_s·dSᵀ·x_s, with dS the gradient
     after the chunk. state_sums_s = B_s·(source_weight_s·dSᵀ·x_s) = Σ_t P_ts over t after the chunk.
@@ -123,7 +123,7 @@ def ssd_backward_states(
     chunk, block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     dtype: tl.constexpr = values.dtype.element_ty
     num_chunks, num_blocks = tl.num_programs(0), tl.num_programs(1)
-    head = block * HEADS
+    head = block * block_heads
     first_token = chunk * CHUNK
     token = tl.arange(0, CHUNK)
     state_index = tl.arange(0, STATE_SIZE)
@@ -153,7 +153,7 @@ def ssd_backward_states(
     channel = tl.arange(0, HEAD_DIM)[:, None]
     state_offsets = channel * state_size + state_index[None, :]
     state_mask = (channel < head_dim) & (state_index[None, :] < state_size)
-    for h in range(HEADS):
+    for h in range(block_heads):
         head_token = h * padded_length + token
         value_tile = load_tile(
             values + h * head_dim, values_token_stride, first_token, length, head_dim, CHUNK,

@@ -43,7 +43,8 @@ from headrace.models.kernels import short_convolution, ssd_next, toeplitz
 
 torch.set_num_threads(1)
 dtypes, ssd_next.DTYPES = ssd_next.DTYPES, (torch.float32, *ssd_next.DTYPES)
-ssd_next.CHUNK, ssd_next.STATE_BLOCK, ssd_next.MAX_HEADS = 8, 16, 2  # several of each
+ssd_next.CHUNK, ssd_next.STATE_BLOCK = 8, 16  # several of each
+ssd_next.MULTIPROCESSORS = 8  # a program has two of four heads
 layout.PROGRAMS = 4  # loops of several rows
 modal.BLOCK, modal_next.BACKWARD_UNROLL = 4, 2
 modal_next.TILE, modal_next.CHANNELS = 8, 32  # several of each

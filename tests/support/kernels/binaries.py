@@ -179,7 +179,8 @@ def record_launch(program: JITFunction, args: tuple[Any, ...], options: dict[str
     signature, constants, divisible = {}, {}, []
     for number, parameter in enumerate(program.params):
         value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        specialized = type(value) is int and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or (specialized and value == 1):
             signature[parameter.name] = "constexpr"
             constants[parameter.name] = value
         elif isinstance(value, torch.Tensor):
@@ -189,7 +190,7 @@ def record_launch(program: JITFunction, args: tuple[Any, ...], options: dict[str
             signature[parameter.name] = "fp32"
         else:
             signature[parameter.name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if specialized and value % 16 == 0:
                 divisible.append(number)
     return Launch(
         program,
