@@ -135,6 +135,8 @@ class Clock(Hook):
         self.inside = 0.0
         """CPU milliseconds of the parts inside the present one."""
         self.calls: Counter[str] = Counter()
+        self.programs: Counter[str] = Counter()
+        """Launches by program."""
         self.profiled = profiled
         self.profile = cProfile.Profile()
 
@@ -221,12 +223,18 @@ def run_headrace(
 
 
 def _timed_parts(clock: Clock) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    for owner, name, part in (
-        (KernelLauncher, "launch", LAUNCHES),
-        (BoundLaunch, "__call__", LAUNCHES),
-        (op.Op, "__call__", OPS),
-    ):
-        yield owner, name, clock.time_apart(part, getattr(owner, name))
+    def launch(launcher: KernelLauncher, *arguments: Any, **constants: Any) -> None:
+        clock.programs[launcher.program.fn.__name__] += 1
+        unbound(launcher, *arguments, **constants)
+
+    def launch_bound(launch: BoundLaunch, *tensors: Tensor) -> None:
+        clock.programs[launch._launcher.program.fn.__name__] += 1
+        bound(launch, *tensors)
+
+    unbound, bound = KernelLauncher.launch, BoundLaunch.__call__
+    yield KernelLauncher, "launch", clock.time_apart(LAUNCHES, launch)
+    yield BoundLaunch, "__call__", clock.time_apart(LAUNCHES, launch_bound)
+    yield op.Op, "__call__", clock.time_apart(OPS, op.Op.__call__)
 
 
 def run_peer(config: ModelConfig, steps: int) -> Clock:
@@ -285,6 +293,9 @@ def main() -> None:
                 f"a layer takes {ratio:.2f}x the peer's",
                 flush=True,
             )
+            steps = len(parts.steps)
+            programs = (f"{n // steps} {name}" for name, n in parts.programs.most_common())
+            print(f"    launches: {', '.join(programs)}", flush=True)
             if options.profile:
                 pstats.Stats(clock.profile).sort_stats("tottime").print_stats(35)
     dist.destroy_process_group()

@@ -5,8 +5,8 @@ ahead of their use into shared memory (LDGSTS), and the warps that a multiproces
 one token costs on sm_90: the instructions that its warps execute (_executed.py), the barriers at
 which they wait, the bytes of all arguments, each once, and the bytes between the multiprocessors
 and the L2 cache. The sums of a pass follow, beside its floor: the bytes of the op's inputs and
-outputs, each once. Sizes are those of a large model. Nothing runs: a device must confirm what
-counts promise.
+outputs, each once. Sizes are those of a large model. Beside SSD stand the programs of mamba_ssm,
+where its source is (_mamba_programs.py). Nothing runs: a device must confirm what counts promise.
 
     python -m benchmarks.long.next_binaries [--cards 90 80 100] [--only modal]
 """
@@ -34,7 +34,9 @@ from headrace.models.attestation.cases.scans import ssd_case
 from headrace.models.attestation.cases.tokens import gated_norm_case, norm_case
 from headrace.models.kernels import NEXT, choice
 
+from . import _mamba_programs
 from ._executed import Instruction, count_executed, disassemble
+from ._mamba_programs import Scan
 
 SIZE = InputShape(1, 4096, 4096)
 SCAN_SIZE, MODES = InputShape(1, 16384, 4096), 16
@@ -66,7 +68,7 @@ def _block_heads(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
 
 def _partial_sums(constants: dict[str, Any], launch: Launch) -> Sequence[float]:
     """Return the blocks of heads whose gradients are summed, from the bytes of all."""
-    numbers = SCAN_SIZE.length * STATE_SIZE
+    numbers = 2 * SCAN_SIZE.length * STATE_SIZE  # of B and C
     return ((launch.bytes / numbers - 2) / 4,)
 
 
@@ -129,8 +131,8 @@ class PassCounts:
     l2_bytes: float = 0.0
     barriers: float = 0.0
 
-    def add(self, launch: Launch, card: int) -> str:
-        """Add a launch, and return its line."""
+    def add(self, launch: Launch, card: int, scan: Scan | None = None) -> str:
+        """Add a launch, one of mamba_ssm's if a scan is given, and return its line."""
         binary = compiled(launch, card)
         instructions = disassemble(binary.cubin)
         warps = dict(launch.options).get("num_warps", 4)
@@ -139,16 +141,21 @@ class PassCounts:
         )
         ahead = sum(instruction.opcode == "LDGSTS" for instruction in instructions)
         spills = f", {binary.spilled} bytes spilled" if binary.spilled else ""
-        counts = f"; a token: {self._count(launch, instructions)}" if card == COUNTED_CARD else ""
+        counts = (
+            f"; a token: {self._count(launch, instructions, scan)}" if card == COUNTED_CARD else ""
+        )
         return (
             f"{launch.name} sm_{card}: {resident * warps} warps, {binary.registers} registers"
             f"{spills}, {binary.shared} bytes shared, {len(instructions)} instructions, {ahead} "
             f"LDGSTS{counts} [{launch.configuration}]"
         )
 
-    def _count(self, launch: Launch, instructions: Sequence[Instruction]) -> str:
+    def _count(self, launch: Launch, instructions: Sequence[Instruction], scan: Scan | None) -> str:
         """Add what a launch executes and moves."""
-        turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
+        if scan is not None:
+            turns = scan.turns(launch, instructions)
+        else:
+            turns = TURNS.get(launch.name, lambda *_: ())(dict(launch.constants), launch)
         executed = count_executed(instructions, turns)
         share = dict(launch.options).get("num_warps", 4) * launch.programs / self.tokens
         self.instructions += executed.instructions * share
@@ -197,20 +204,33 @@ def main() -> int:
 def compare(
     case: Case, floors: Sequence[tuple[str, int]] | None, card: int, size: InputShape
 ) -> None:
-    """Print the launches of a case that differ, and the sums of its passes."""
+    """Print the launches of a case that differ, and the sums of its passes; those of mamba_ssm's
+    scan, where it is installed, follow."""
+    scan = Scan(size.length, HEADS, HEAD_DIM, STATE_SIZE)
+    peers = (
+        _mamba_programs.list_launches(scan)
+        if case.kernel == "ssd" and card == COUNTED_CARD
+        else ([], [])
+    )
     confirmed, following = (list_launches(case, kernels, size) for kernels in ((), NEXT))
     for index, name in enumerate(("forward", "backward")):
         if confirmed[index] == following[index]:
             continue
         sums = []
-        for label, launches in (("confirmed", confirmed[index]), ("next", following[index])):
+        for label, launches in (
+            ("confirmed", confirmed[index]),
+            ("next", following[index]),
+            ("mamba_ssm", peers[index]),
+        ):
             counts = PassCounts(size.rows * size.length)
             for launch in launches:
-                print(f"{label} {counts.add(launch, card)}", flush=True)
-            sums.append(
-                f"{label} {counts.instructions:,.0f} instructions, {counts.barriers:,.0f} "
-                f"barriers, {counts.bytes / 1024:.1f} KiB, L2 {counts.l2_bytes / 1024:.1f} KiB"
-            )
+                line = counts.add(launch, card, scan if launches is peers[index] else None)
+                print(f"{label} {line}", flush=True)
+            if launches:
+                sums.append(
+                    f"{label} {counts.instructions:,.0f} instructions, {counts.barriers:,.0f} "
+                    f"barriers, {counts.bytes / 1024:.1f} KiB, L2 {counts.l2_bytes / 1024:.1f} KiB"
+                )
         if card == COUNTED_CARD:
             floor = ""
             if floors is not None:

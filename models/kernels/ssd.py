@@ -147,7 +147,7 @@ def _backward(
         (states, spanning_pairs),
     )  # fmt: skip
     grad_xBC = torch.empty(xBC.shape, dtype=xBC.dtype, device=xBC.device)
-    grad_x, grad_B, grad_C = grad_xBC.split_with_sizes(sizes.widths, dim=2)
+    grad_x, grad_BC = grad_xBC.tensor_split((sizes.inner,), dim=2)
     grad_strides = grad_xBC.stride()[:2]
     launches.bind_outputs(sizes, dy_strides, grad_strides, backward=True)(
         dy, B, C, delta, dA_cumsum, D.contiguous(), position_ids, grad_states, grad_x
@@ -162,17 +162,17 @@ def _backward(
             dy, x, B, C, delta, dA_cumsum, position_ids, pair_sums_t, pair_sums_s, D_terms,
             score_grads,
         )  # fmt: skip
-    partial_grads = delta.new_empty(sizes.num_blocks, rows, sizes.length, sizes.state_size)
-    sum_BC = launches.bind_sum_BC(sizes, grad_strides)
-    for backward, values, target, source, boundary_states, state_pair_sums, value_strides, out in (
-        (False, dy, C, B, states, state_pairs_t, dy_strides, grad_C),
-        (True, x, B, C, grad_states, state_pairs_s, xBC_strides, grad_B),
+    partial_shape = 2, sizes.num_blocks, rows, sizes.length, sizes.state_size
+    partial_grads = delta.new_empty(partial_shape)  # of B, and of C
+    for backward, values, target, source, boundary_states, state_pair_sums, value_strides, part in (
+        (False, dy, C, B, states, state_pairs_t, dy_strides, 1),
+        (True, x, B, C, grad_states, state_pairs_s, xBC_strides, 0),
     ):
         launches.bind_BC(sizes, value_strides, backward=backward)(
             values, target, source, delta, dA_cumsum, position_ids, boundary_states, score_grads,
-            state_pair_sums, partial_grads,
+            state_pair_sums, partial_grads[part],
         )  # fmt: skip
-        sum_BC(partial_grads, out)
+    launches.bind_sum_BC(sizes, grad_strides)(partial_grads, grad_BC)
     grad_dt = torch.empty(dt.shape, dtype=dt.dtype, device=dt.device)
     param_grads = delta.new_empty(rows * spans, 3, heads)
     launches.bind_dt(sizes)(

@@ -214,7 +214,7 @@ def bind_BC(sizes: Sizes, value_strides: Strides, *, backward: bool) -> Launch:
 @keep_bound
 def bind_sum_BC(sizes: Sizes, out_strides: Strides) -> Launch:
     return _programs()[1].bind(
-        "ssd_backward_sum_BC", (sizes.chunks, sizes.groups, sizes.rows), sizes.length, sizes.groups,
+        "ssd_backward_sum_BC", (sizes.chunks, 2 * sizes.groups, sizes.rows), sizes.length,
         sizes.num_blocks // sizes.groups, sizes.state_size, *out_strides, CHUNK=CHUNK,
         STATE_SIZE=tile_side(sizes.state_size),
     )  # fmt: skip

@@ -323,7 +323,7 @@ def backward(
     dy = to_channels_last(dy)
     x, B, C = call.split(call.xBC)
     grad_xBC = torch.empty(xBC.shape, dtype=xBC.dtype, device=xBC.device)
-    grad_x, grad_B, grad_C = call.split(grad_xBC)
+    grad_x, grad_BC = grad_xBC.tensor_split((call.inner,), dim=2)
     decays, states = _compute_decays(call), call.empty_states()
     _walk(call, x, B, decays.source_weight, decays, entering if len(entering) else None, states)
     grad_states = torch.empty_like(states)
@@ -359,22 +359,23 @@ def backward(
         score_grads, call.length, call.padded_length, *call.block_sizes, *dy_strides, *xBC_strides,
         PACKED=packed, BLOCK=CHUNK // 2, **{**call.constants, "num_warps": 4},
     )  # fmt: skip
-    partial_grads = decays.delta.new_empty(num_blocks, call.rows, call.length, state_size)
-    for BACKWARD, values, target, source, boundary_states, weights, state_sums, strides, out in (
-        (False, dy, C, B, states, decays.target_weight, state_sums_t, dy_strides, grad_C),
-        (True, x, B, C, grad_states, decays.source_weight, state_sums_s, xBC_strides, grad_B),
+    partial_shape = 2, num_blocks, call.rows, call.length, state_size
+    partial_grads = decays.delta.new_empty(partial_shape)  # of B, and of C
+    for BACKWARD, values, target, source, boundary_states, weights, state_sums, strides, part in (
+        (False, dy, C, B, states, decays.target_weight, state_sums_t, dy_strides, 1),
+        (True, x, B, C, grad_states, decays.source_weight, state_sums_s, xBC_strides, 0),
     ):
         programs.ssd_backward_states[call.head_grid](
             values, target, source, weights, call.position_ids, boundary_states, score_grads,
-            state_sums, partial_grads, call.length, call.padded_length, *call.block_sizes, *strides,
-            *xBC_strides, PACKED=packed, BACKWARD=BACKWARD, **call.constants,
+            state_sums, partial_grads[part], call.length, call.padded_length, *call.block_sizes,
+            *strides, *xBC_strides, PACKED=packed, BACKWARD=BACKWARD, **call.constants,
         )  # fmt: skip
-        confirmed_programs.ssd_backward_sum_BC[
-            (-(-call.length // SUM_TOKENS), call.groups, call.rows)
-        ](
-            partial_grads, out, call.length, call.groups, num_blocks // call.groups, state_size,
-            *grad_xBC.stride()[:2], CHUNK=SUM_TOKENS, STATE_SIZE=tile_side(state_size),
-        )  # fmt: skip
+    confirmed_programs.ssd_backward_sum_BC[
+        (-(-call.length // SUM_TOKENS), 2 * call.groups, call.rows)
+    ](
+        partial_grads, grad_BC, call.length, num_blocks // call.groups, state_size,
+        *grad_xBC.stride()[:2], CHUNK=SUM_TOKENS, STATE_SIZE=tile_side(state_size),
+    )  # fmt: skip
     grad_dt = torch.empty(dt.shape, dtype=dt.dtype, device=dt.device)
     param_grads = decays.delta.new_empty(call.rows * call.chunks, 3, call.heads)
     programs.ssd_backward_decays[call.delta_grid](

@@ -253,13 +253,13 @@ def ssd_backward_BC(
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def ssd_backward_sum_BC(
-    partial_grads, out, length, num_groups, num_blocks, state_size, out_row_stride,
-    out_token_stride,
+    partial_grads, out, length, num_blocks, state_size, out_row_stride, out_token_stride,
     CHUNK: tl.constexpr, STATE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of B or C [rows, length, groups · state_size] = Σ_blocks partial_grads.
+    """Gradients of B and C [rows, length, 2 · groups · state_size] = Σ_blocks partial_grads.
 
-    partial_grads [groups · num_blocks, rows, length, state_size]; num_blocks are those of a group.
+    partial_grads [2 · groups · num_blocks, rows, length, state_size]; num_blocks are those of a
+    group.
     """
     chunk, group, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     token = chunk * CHUNK + tl.arange(0, CHUNK)[:, None]
