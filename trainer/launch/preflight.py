@@ -46,16 +46,40 @@ DISK_RESERVE = 1 << 20
 
 def check(job: Job) -> None:
     """Raise all errors that are known before the first step and do not depend on the machine."""
-    checks = [_engine, _offload, _layout, _recompute, _compile, _fp8, check_attention, _vocabulary]
-    checks += [_groups, _weights, _held_out, _controllers, _positions, _batches, _noise]
-    checks += [_loggers, _store] * is_first()
+    checks = [
+        _check_engine,
+        _check_offload,
+        _check_layout,
+        _check_recompute,
+        _check_compile,
+        _check_fp8,
+        check_attention,
+        _check_vocabulary,
+    ]
+    checks += [
+        _check_groups,
+        _check_weights,
+        _check_held_out,
+        _check_controllers,
+        _check_positions,
+        _check_batches,
+        _check_noise,
+    ]
+    checks += [_check_loggers, _check_store] * is_first()
     run_all(*(partial(check, job) for check in checks))
 
 
 def check_machine(job: Job) -> None:
     """Raise if this machine cannot run the job: too few GPUs, too small a disk or memory, no
     compiler."""
-    checks = (_devices, _fp8_units, check_flash4, check_fla, check_disk, check_host_memory)
+    checks = (
+        _check_devices,
+        _check_fp8_units,
+        check_flash4,
+        check_fla,
+        check_disk,
+        check_host_memory,
+    )
     run_all(*(partial(check, job) for check in (*checks, check_compiler, check_kernel_tools)))
 
 
@@ -126,7 +150,7 @@ def check_profile(job: Job, options: StartOptions) -> None:
             log.warning("%s writes nothing: the run has taken these steps", option)
 
 
-def _engine(job: Job) -> None:
+def _check_engine(job: Job) -> None:
     """Raise if the engine does not support the layout, or names layers that do not exist."""
     engine = job.run.engine
     engine.check(job.run.layout, job.processes, job.precision)
@@ -140,7 +164,7 @@ def _engine(job: Job) -> None:
             )
 
 
-def _offload(job: Job) -> None:
+def _check_offload(job: Job) -> None:
     """Raise if the engine offloads an optimizer that runs on the device alone."""
     if job.run.engine.offloads and not job.run.optimizer.on_host:
         raise LayoutError(
@@ -166,7 +190,7 @@ def check_host_memory(job: Job) -> None:
         )
 
 
-def _layout(job: Job) -> None:
+def _check_layout(job: Job) -> None:
     """Raise if the layout does not shard the model and its rows."""
     lengths = [phase.seq_len for phase in job.plan.phases] + [*filter(None, job.plan.lengths)]
     if job.run.evaluate is not None and job.run.evaluate.seq_len is not None:
@@ -184,7 +208,7 @@ def _layout(job: Job) -> None:
     layout_checks.check(job.run.layout, job.processes, job.model, lengths, is_supported)
 
 
-def _recompute(job: Job) -> None:
+def _check_recompute(job: Job) -> None:
     """Raise if the rules do not fit the model's layers or the engine."""
     saves = any(isinstance(rule, Selective) for rule in job.rules)
     if saves and job.run.engine.compile:
@@ -195,14 +219,14 @@ def _recompute(job: Job) -> None:
         )
 
 
-def _compile(job: Job) -> None:
+def _check_compile(job: Job) -> None:
     """Raise if the engine's hooks would be inside a compiled block."""
     engine, shared = job.run.engine, [layer.shared for layer in job.model.layers if layer.shared]
     if engine.compile and shared:
         engine.check_compile(shared[0])
 
 
-def _fp8(job: Job) -> None:
+def _check_fp8(job: Job) -> None:
     """Raise if precision=fp8 would compute nothing in FP8."""
     settings = job.precision.fp8
     if settings is None:
@@ -221,7 +245,7 @@ def _fp8(job: Job) -> None:
         )
 
 
-def _vocabulary(job: Job) -> None:
+def _check_vocabulary(job: Job) -> None:
     if job.plan.vocab_size > job.model.vocab_size:
         raise PlanError(
             f"the mixture's tokenizer has {job.plan.vocab_size:,} ids, the model embeds "
@@ -230,14 +254,14 @@ def _vocabulary(job: Job) -> None:
         )
 
 
-def _groups(job: Job) -> None:
+def _check_groups(job: Job) -> None:
     """Raise if a pattern in optimizer.groups matches no parameter, or if a stage trains none."""
     parameter_groups(job)
     if any(group.lr == 0 for group in job.run.optimizer.groups):
-        _trained(job)
+        _check_trained(job)
 
 
-def _trained(job: Job) -> None:
+def _check_trained(job: Job) -> None:
     """Raise if all parameters are frozen, in the model or on a stage."""
     from ...models.accounting.count import build_meta
     from ..engines import groups
@@ -256,7 +280,7 @@ def _trained(job: Job) -> None:
         groups.check_trained(stage_groups, f" of stage {stage}")
 
 
-def _positions(job: Job) -> None:
+def _check_positions(job: Job) -> None:
     """Raise if rows exceed the table of positions."""
     table = job.model.learned_positions
     longest = max(job.plan.phases, key=lambda phase: phase.seq_len)
@@ -269,11 +293,11 @@ def _positions(job: Job) -> None:
         )
 
 
-def _batches(job: Job) -> None:
+def _check_batches(job: Job) -> None:
     """Raise if a data-parallel rank has no row in a step. The error covers all phases, because the
     phase with the fewest rows limits the number of ranks."""
     shards = job.run.layout.shards
-    dp = job.processes // shards  # _layout names a remainder
+    dp = job.processes // shards  # _check_layout names a remainder
     small = [phase for phase in job.plan.phases if phase.batch_rows < dp]
     if not small:
         return
@@ -286,7 +310,7 @@ def _batches(job: Job) -> None:
     )
 
 
-def _noise(job: Job) -> None:
+def _check_noise(job: Job) -> None:
     """Raise if the noise scale is measured in a phase with a single row per step."""
     single = [phase.name for phase in job.plan.phases if phase.batch_rows < 2]
     if job.run.watch.noise is not None and single:
@@ -297,7 +321,7 @@ def _noise(job: Job) -> None:
         )
 
 
-def _weights(job: Job) -> None:
+def _check_weights(job: Job) -> None:
     """Raise if two sources of weights are named, or if the weights do not fit the model."""
     source = job.run.init_from
     if job.parent is not None and source is not None:
@@ -311,12 +335,12 @@ def _weights(job: Job) -> None:
         origins.check(origin, job.model, moments=source is not None and source.moments)
 
 
-def _held_out(job: Job) -> None:
+def _check_held_out(job: Job) -> None:
     if job.run.evaluate is not None and not job.held_out.exists():
         evaluate.plan_held_out(job.run.evaluate, job.plan)
 
 
-def _controllers(job: Job) -> None:
+def _check_controllers(job: Job) -> None:
     """Raise if a phase's controller decides from held-out losses that the run does not measure."""
     from ...dataplane.order.plan import Plan
     from ...mixtures.controllers import load_controller
@@ -341,7 +365,7 @@ def _controllers(job: Job) -> None:
             )
 
 
-def _devices(job: Job) -> None:
+def _check_devices(job: Job) -> None:
     from ..layout.devices import count_gpus
 
     gpus = count_gpus()
@@ -352,7 +376,7 @@ def _devices(job: Job) -> None:
         )
 
 
-def _fp8_units(job: Job) -> None:
+def _check_fp8_units(job: Job) -> None:
     """Raise if precision=fp8 and this machine's GPU lacks FP8 units."""
     from ..layout.devices import fp8_problem
 
@@ -364,11 +388,11 @@ def _fp8_units(job: Job) -> None:
         )
 
 
-def _loggers(job: Job) -> None:
+def _check_loggers(job: Job) -> None:
     loggers.check_loggers(job.run.watch)
 
 
-def _store(job: Job) -> None:
+def _check_store(job: Job) -> None:
     """Raise if checkpoints.url cannot be listed: no credentials, no such bucket."""
     if job.run.checkpoints.url is not None:
         storage.names(job.run.checkpoints.url)
