@@ -21,6 +21,7 @@ from .mixture import (
     Mixture,
     PhaseSpec,
     SizedPhase,
+    Weight,
     endpoints,
     exact_fraction,
     explicit_shares,
@@ -118,58 +119,62 @@ def _check_weights(
 ) -> Iterator[MixtureFinding]:
     """Check a phase's weights. `known` lists the allowed keys; None if undetermined."""
     path: Path = ("phases", name, "weights")
-    if not explicit_shares(phase):
+    shares = explicit_shares(phase)
+    if not shares:
         yield MixtureFinding(path, "is empty; name the sources of the phase and their shares")
         return
-    sums: list[Fraction] | None = [Fraction(0), Fraction(0)]
-    for key, weight in explicit_shares(phase).items():
-        if key == name:
-            yield MixtureFinding((*path, key), "a phase cannot replay itself")
-        elif known is not None and key not in known:
-            if key in mixture.phases:
-                message = "is a later phase; only earlier phases can be replayed"
-            elif key == TEMPERATURE:
-                sums = None
-                message = "is one number, and cannot change over a phase"
-                if len(explicit_shares(phase)) > 1:
-                    message = (
-                        "gives the shares of all sources, and stands alone; leave it out, or leave "
-                        "out the shares beside it"
-                    )
-                yield MixtureFinding((*path, key), message)
-                continue
-            else:
-                suggestion = nearest(key, known)
-                hint = (
-                    f"; did you mean `{suggestion}`?"
-                    if suggestion
-                    else f". Known: {', '.join(known)}"
+    is_temperature = known is not None and TEMPERATURE not in (*known, *mixture.phases)
+    summable = not (is_temperature and TEMPERATURE in shares)
+    for key, weight in shares.items():
+        if key == TEMPERATURE and is_temperature:
+            message = "is one number, and cannot change over a phase"
+            if len(shares) > 1:
+                message = (
+                    "gives the shares of all sources, and stands alone; leave it out, or leave out "
+                    "the shares beside it"
                 )
-                message = f"there is no such source or earlier phase{hint}"
             yield MixtureFinding((*path, key), message)
-        if isinstance(weight, dict) and set(weight) != {"from", "to"}:
-            yield MixtureFinding((*path, key), "a changing share needs both `from` and `to`")
-            sums = None
             continue
-        for edge, share in enumerate(endpoints(weight)):
-            if not math.isfinite(share) or share < 0:
-                yield MixtureFinding((*path, key), f"is {share:g}; a share must be at least 0")
-                sums = None
-                break
-            if sums is not None:
-                sums[edge] += exact_fraction(share)
-    if sums is None:
-        return
-    sum_by_edge = {"": sums[0]}
-    if sums[0] != sums[1]:
-        sum_by_edge = {" at the start": sums[0], " at the end": sums[1]}
-    for when, total in sum_by_edge.items():
+        share_problem = _find_share_problem(weight)
+        summable = summable and share_problem is None
+        for problem in (_find_key_problem(key, name, mixture, known), share_problem):
+            if problem is not None:
+                yield MixtureFinding((*path, key), problem)
+    if summable:
+        edges = zip(*map(endpoints, shares.values()), strict=True)
+        first, last = (sum(map(exact_fraction, edge), Fraction(0)) for edge in edges)
+        yield from _check_sums(path, first, last)
+
+
+def _find_key_problem(key: str, name: str, mixture: Mixture, known: list[str] | None) -> str | None:
+    """Return why a phase cannot draw from a source or phase."""
+    if key == name:
+        return "a phase cannot replay itself"
+    if known is None or key in known:
+        return None
+    if key in mixture.phases:
+        return "is a later phase; only earlier phases can be replayed"
+    suggestion = nearest(key, known)
+    hint = f"; did you mean `{suggestion}`?" if suggestion else f". Known: {', '.join(known)}"
+    return f"there is no such source or earlier phase{hint}"
+
+
+def _find_share_problem(weight: Weight) -> str | None:
+    if isinstance(weight, dict) and set(weight) != {"from", "to"}:
+        return "a changing share needs both `from` and `to`"
+    refused = [share for share in endpoints(weight) if not math.isfinite(share) or share < 0]
+    return f"is {refused[0]:g}; a share must be at least 0" if refused else None
+
+
+def _check_sums(path: Path, first: Fraction, last: Fraction) -> Iterator[MixtureFinding]:
+    """Check the sums of a phase's shares at its start and end."""
+    sums = {"": first} if first == last else {" at the start": first, " at the end": last}
+    for when, total in sums.items():
         if total == 0:
             yield MixtureFinding(path, f"all shares are 0{when}")
         elif abs(total - 1) > TOLERANCE:
-            yield MixtureFinding(
-                path, f"the shares sum to {float(total):.6g}{when}; they must sum to 1"
-            )
+            message = f"the shares sum to {float(total):.6g}{when}; they must sum to 1"
+            yield MixtureFinding(path, message)
 
 
 def _check_sizes(

@@ -6,7 +6,7 @@ Problems caused by a removed value are not reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -49,7 +49,13 @@ class Draft:
         """True if a whole section was removed, with all its names."""
         return any(len(path) == 1 for path in self.removed)
 
-    def locate_problem(self, finding: MixtureFinding) -> ConfigProblem | None:
+    def refuse(self, findings: Iterable[MixtureFinding] = (), *, hint: str | None = None) -> None:
+        """Raise ConfigError if the YAML had problems, or if there are findings."""
+        problems = [*self.problems, *filter(None, map(self._locate_problem, findings))]
+        if problems:
+            raise ConfigError(self.source, problems, hint=hint)
+
+    def _locate_problem(self, finding: MixtureFinding) -> ConfigProblem | None:
         """Add the line to a finding; return None if a removed value caused it."""
         path = finding.path
         within_removed = any(path[: len(removed)] == removed for removed in self.removed)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from ...console.errors import ConfigError, UserError
+from ...console.errors import UserError
 from ...dataplane.order.plan import Phase, Plan, PlanSource, Stretch
 from ...dataplane.order.source_order import Position, SourceOrder
 from ...dataplane.order.stream import Stream
@@ -105,31 +105,24 @@ def resolve_with_sources(draft: Draft) -> tuple[Stream, dict[str, OpenedSource]]
         findings += check_lengths(mixture, opened, inherited.seq_len if inherited else None)
     if branch:
         findings += source_conflicts(branch, opened)
-    problems = [*draft.problems, *filter(None, map(draft.locate_problem, findings))]
-    if problems:
-        raise ConfigError(draft.source, problems)
+    draft.refuse(findings)
     unlearnt = find_unlearnt(mixture.without, opened)
-    if findings := check_unlearnt(mixture.without, unlearnt):
-        raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
+    draft.refuse(check_unlearnt(mixture.without, unlearnt))
     if branch:
         warn_learnt_again(mixture.without, branch.plan.sources, opened)
     stream = _resolve_stream(mixture, opened, branch, unlearnt)
-    shortages = [
+    shortages = (
         MixtureFinding(("phases", shortage.phase, "tokens"), f"{shortage.source}: {shortage.why}")
         for shortage in stream.shortages()
-    ]
-    if shortages:
-        raise ConfigError(
-            draft.source,
-            [problem for problem in map(draft.locate_problem, shortages) if problem],
-            hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
-        )
+    )
+    draft.refuse(
+        shortages,
+        hint="lower the source's weight, shorten the phase, add data, or raise `max_epochs`",
+    )
     findings = []
     if mixture.refill:
         stream, findings = refill_rows(stream)
-    findings += control_problems(stream.plan)
-    if findings:
-        raise ConfigError(draft.source, list(filter(None, map(draft.locate_problem, findings))))
+    draft.refuse([*findings, *control_problems(stream.plan)])
     return stream, opened
 
 

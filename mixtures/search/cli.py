@@ -114,8 +114,7 @@ def _write_proposals(
     from ..mixture_file.tolerant_read import read
 
     draft = read(mixture)
-    if draft.problems:
-        raise ConfigError(draft.source, draft.problems)
+    draft.refuse()
     if len(draft.mixture.phases) != 1:
         message = f"there are {len(draft.mixture.phases)}; a proposal has the shares of one phase"
         raise ConfigError(draft.source, [ConfigProblem("phases", message)])
