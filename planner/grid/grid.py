@@ -148,6 +148,22 @@ def enumerate_shapes(
 
     Tensor parallelism stays within a node: its messages cannot hide behind computation.
     """
+    for layout in _enumerate_layouts(model, gpus, per_node, phase.seq_len):
+        reasons = [
+            *problems(layout, gpus, model, [phase.seq_len]),
+            *_batch_problems(layout, gpus, phase),
+        ]
+        if reasons:
+            yield None, layout, reasons
+        else:
+            for shape in _enumerate_batches(layout, gpus, phase):
+                yield shape, layout, []
+
+
+def _enumerate_layouts(
+    model: ModelConfig, gpus: int, per_node: int, seq_len: int
+) -> Iterator[LayoutConfig]:
+    """Yield the layouts whose degrees divide the GPUs, the rows and the experts."""
     experts = max((o.expert_count or 0 for o in model.operators.values()), default=0)
     for pp in _divisors(gpus):
         if pp > len(model.layers):
@@ -156,22 +172,13 @@ def enumerate_shapes(
             if tp > per_node:
                 break
             for cp in _divisors(gpus // (pp * tp)):
-                if phase.seq_len % (tp * cp):
+                if seq_len % (tp * cp):
                     continue
                 for ep in _divisors(gpus // pp) if experts else [1]:
                     if ep > 1 and (experts % ep or ep % tp):
                         continue
                     for forms in _row_forms(model, cp):
-                        layout = LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep, **forms)
-                        reasons = [
-                            *problems(layout, gpus, model, [phase.seq_len]),
-                            *_batch_problems(layout, gpus, phase),
-                        ]
-                        if reasons:
-                            yield None, layout, reasons
-                        else:
-                            for shape in _enumerate_batches(layout, gpus, phase):
-                                yield shape, layout, []
+                        yield LayoutConfig(pp=pp, tp=tp, cp=cp, ep=ep, **forms)
 
 
 def _batch_problems(layout: LayoutConfig, gpus: int, phase: PhaseRows) -> Iterator[str]:
