@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -74,18 +74,22 @@ def _numbers(table: Any) -> Iterator[tuple[str, Float64]]:
     for name, column in zip(table.column_names, table.columns, strict=True):
         array = column.combine_chunks()
         if name in GROUPS and pa.types.is_struct(array.type):
-            drawn_fields = grouped_metrics(name)
+            drawn = grouped_metrics(name)
             for member, fields in _fields(array):  # a source, or a layer
                 if pa.types.is_struct(fields.type):
-                    for field, values in _fields(fields):
-                        if field in drawn_fields and _is_number(values.type):
-                            numbers, missing = _floats(values), missing_value(field)
-                            yield (
-                                f"{field}/{member}",
-                                np.where(np.isnan(numbers), missing, numbers),
-                            )
+                    yield from _member_numbers(member, fields, drawn)
         elif name not in NOT_CURVES and _is_number(array.type):
             yield name, _floats(array)
+
+
+def _member_numbers(
+    member: str, fields: Any, drawn: Collection[str]
+) -> Iterator[tuple[str, Float64]]:
+    """Yield the drawn numbers of a source or layer, with their values for lines without it."""
+    for field, values in _fields(fields):
+        if field in drawn and _is_number(values.type):
+            numbers = _floats(values)
+            yield f"{field}/{member}", np.where(np.isnan(numbers), missing_value(field), numbers)
 
 
 def _fields(struct: Any) -> Iterator[tuple[str, Any]]:
