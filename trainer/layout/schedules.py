@@ -67,8 +67,6 @@ class Schedule(ABC):
     """Value for `layout.schedule`."""
     has_chunks: ClassVar[bool] = False
     """True if stages have several chunks."""
-    can_save_memory: ClassVar[bool] = True
-    """False: 1f1b never has more micro-batches in flight."""
 
     @abstractmethod
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
@@ -183,7 +181,6 @@ class GPipe(Schedule):
     """All forward passes, then all backward passes."""
 
     name = "gpipe"
-    can_save_memory = False
 
     def orders(self, stages: int, chunks: int, micro_batches: int) -> Orders:
         kinds: tuple[Kind, ...] = ("forward", "backward")
