@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO
 
@@ -108,7 +108,8 @@ def record_blocks(
     reported as a BadRecord.
     """
     bom_removed = file_slice.start > 0
-    for block in _blocks(file_slice, delimiter, limits, unit, split):
+    cutter = _BlockCutter(file_slice, delimiter, limits, unit, split)
+    for block in cutter.cut(_chunks(file_slice, delimiter, limits.block_bytes)):
         if not bom_removed and block.records:
             if block.first == 0 and block.buffer.startswith(BOM, block.start):
                 block = replace(block, start=block.start + len(BOM))
@@ -116,86 +117,100 @@ def record_blocks(
         yield block
 
 
-def _blocks(
-    file_slice: Slice, delimiter: bytes, limits: ReadLimits, unit: str, split: bool
-) -> Iterator[RecordBlock]:
-    max_bytes = limits.document_bytes
-    reader = _chunks(file_slice, delimiter, limits.block_bytes)
-    number = file_slice.first
-    carry = b""
-    damage: str | None = None
-    skipping_record = False
+class _BlockCutter:
+    """Cuts a slice's chunks into blocks of whole records."""
 
-    def problem(kind: str, message: str) -> BadRecord:
-        return BadRecord(kind, message, file_slice.file.name, number, unit)
+    def __init__(
+        self, file_slice: Slice, delimiter: bytes, limits: ReadLimits, unit: str, split: bool
+    ) -> None:
+        self.file_name = file_slice.file.name
+        self.delimiter, self.limits, self.unit, self.split = delimiter, limits, unit, split
+        self.number = file_slice.first
+        """Number of the next record."""
+        self.carry = b""
+        """Bytes of a record whose end is not read yet."""
+        self.skipping = False
+        """True within a record that is left out: `carry` holds no more than a delimiter's bytes."""
 
-    while True:
+    def cut(self, chunks: Iterator[tuple[bytes, int]]) -> Iterator[RecordBlock]:
         try:
-            chunk, read = next(reader, (b"", 0))
+            for chunk, read in chunks:
+                yield from self._cut_chunk(chunk, read)
         except DamagedFile as error:
-            chunk, damage = b"", str(error)
-        if not chunk:
-            break
+            yield self._empty(0, self._problem("damaged file", str(error)))
+            return
+        if self.carry and not self.skipping:
+            yield RecordBlock(self.carry, self.number, 1, 0)
+
+    def _cut_chunk(self, chunk: bytes, read: int) -> Iterator[RecordBlock]:
         start = 0
-        if carry and len(delimiter) == 1 and not skipping_record:
+        if self.carry and len(self.delimiter) == 1 and not self.skipping:
             # A record that spans two chunks is a block of its own, so that chunks are not copied.
-            end = chunk.find(delimiter)
-            if 0 <= end <= max_bytes - len(carry):
-                yield RecordBlock(carry + chunk[:end], number, 1, 0)
-                carry, start = b"", end + 1
-                number += 1
-        data = carry + chunk if carry else chunk
-        cut = _find_last(data, delimiter)
+            end = chunk.find(self.delimiter)
+            if 0 <= end <= self.limits.document_bytes - len(self.carry):
+                yield RecordBlock(self.carry + chunk[:end], self.number, 1, 0)
+                self.carry, start = b"", end + 1
+                self.number += 1
+        data = self.carry + chunk if self.carry else chunk
+        cut = _find_last(data, self.delimiter)
         if cut < start:
-            carry = data[start:]
-            if skipping_record:
-                carry = data[-len(delimiter) :]
-                yield RecordBlock(b"", number, 0, read)
-            elif len(carry) > max_bytes:
-                if split:
-                    piece = first_piece(carry, limits)
-                    carry = carry[len(piece) :]
-                    yield RecordBlock(piece, number, 1, read)
-                else:
-                    skipping_record = True
-                    carry = data[-len(delimiter) :]
-                    yield RecordBlock(b"", number, 0, read, problem(*limits.too_large))
-            else:
-                yield RecordBlock(b"", number, 0, read)
-            continue
-        carry = data[cut + len(delimiter) :]
-        if skipping_record:
-            skipping_record = False
-            end = data.find(delimiter)
-            start = end + len(delimiter)
-            number += 1
+            yield self._lengthen_carry(data[start:], read)
+            return
+        self.carry = data[cut + len(self.delimiter) :]
+        if self.skipping:
+            self.skipping = False
+            self.number += 1
+            end = data.find(self.delimiter)
+            start = end + len(self.delimiter)
             if end == cut:
-                yield RecordBlock(b"", number, 0, read)
-                continue
+                yield self._empty(read)
+                return
         # Only the first record can be too large: the others began in this chunk.
-        if start == 0 and cut > max_bytes:
-            records_data = data[:cut]
-            end = records_data.find(delimiter)
-            record = records_data if end < 0 else records_data[:end]
-            while split and len(record) > max_bytes:
-                piece = first_piece(record, limits)
-                yield RecordBlock(piece, number, 1, 0)
-                record, records_data = record[len(piece) :], records_data[len(piece) :]
-            if len(record) > max_bytes:
-                yield RecordBlock(b"", number, 0, 0, problem(*limits.too_large))
-                number += 1
-                records_data = b"" if end < 0 else records_data[end + len(delimiter) :]
-                if end < 0:
-                    yield RecordBlock(b"", number, 0, read)
-                    continue
-            data, cut = records_data, len(records_data)
-        num_records = _count(data, delimiter, start, cut) + 1
-        yield RecordBlock(data, number, num_records, read, start=start, end=cut)
-        number += num_records
-    if damage is not None:
-        yield RecordBlock(b"", number, 0, 0, problem("damaged file", damage))
-    elif carry and not skipping_record:
-        yield RecordBlock(carry, number, 1, 0)
+        if start == 0 and cut > self.limits.document_bytes:
+            rest = yield from self._shorten_first_record(data[:cut])
+            if rest is None:
+                yield self._empty(read)
+                return
+            data, cut = rest, len(rest)
+        num_records = _count(data, self.delimiter, start, cut) + 1
+        yield RecordBlock(data, self.number, num_records, read, start=start, end=cut)
+        self.number += num_records
+
+    def _lengthen_carry(self, record: bytes, read: int) -> RecordBlock:
+        """Keep a record that goes on in the next chunk. Return its first piece if it is too large
+        already, or what is said in its place."""
+        if self.skipping or len(record) <= self.limits.document_bytes:
+            self.carry = record[-len(self.delimiter) :] if self.skipping else record
+            return self._empty(read)
+        if self.split:
+            piece = first_piece(record, self.limits)
+            self.carry = record[len(piece) :]
+            return RecordBlock(piece, self.number, 1, read)
+        self.skipping = True
+        self.carry = record[-len(self.delimiter) :]
+        return self._empty(read, self._problem(*self.limits.too_large))
+
+    def _shorten_first_record(self, records: bytes) -> Generator[RecordBlock, None, bytes | None]:
+        """Yield a first record's pieces, or what is said in its place, if it is too large. Return
+        the rest of the records; None if there is no other record."""
+        max_bytes = self.limits.document_bytes
+        end = records.find(self.delimiter)
+        size = len(records) if end < 0 else end
+        while self.split and size > max_bytes:
+            piece = first_piece(records[:size], self.limits)
+            yield RecordBlock(piece, self.number, 1, 0)
+            records, size = records[len(piece) :], size - len(piece)
+        if size > max_bytes:
+            yield self._empty(0, self._problem(*self.limits.too_large))
+            self.number += 1
+            return None if end < 0 else records[end + len(self.delimiter) :]
+        return records
+
+    def _empty(self, read: int, problem: BadRecord | None = None) -> RecordBlock:
+        return RecordBlock(b"", self.number, 0, read, problem)
+
+    def _problem(self, kind: str, message: str) -> BadRecord:
+        return BadRecord(kind, message, self.file_name, self.number, self.unit)
 
 
 def _chunks(file_slice: Slice, delimiter: bytes, block_bytes: int) -> Iterator[tuple[bytes, int]]:
