@@ -212,7 +212,7 @@ def test_changes_of_length_lose_nothing(case: Changed) -> None:
 def test_rows_of_many_sources_equal_those_of_the_definition(data: st.DataObject) -> None:
     """Located by one call, in any order; each is compared with a walk over lists of tokens."""
     length = data.draw(st.sampled_from([1, 2, 4]))
-    cases = data.draw(st.lists(changed(most=2, last=length), min_size=1, max_size=4))
+    cases = data.draw(st.lists(changed(max_windows=2, last=length), min_size=1, max_size=4))
     orders = [replace(case.order, name=f"s{place}") for place, case in enumerate(cases)]
     starts = [case.position for case in cases]
     drawn = [
