@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 WAITS = re.compile(
     r"torch/distributed/|torch/cuda/streams\.py|deepspeed/comm/|models/parallel/collectives\.py"
-    r"|trainer/(loop/(own_time|execute)|cluster/(ranks|rendezvous))\.py"
+    r"|trainer/(loop/(compute_time|execute)|cluster/(ranks|rendezvous))\.py"
 )
 """Files whose functions wait for ranks: in torch and DeepSpeed, and in headrace where it calls
 torch functions that are not written in Python."""

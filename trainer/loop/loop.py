@@ -32,13 +32,13 @@ from ..engines.engine import Engine
 from ..engines.update import conclude, launch
 from ..layout.groups import Parallel
 from .batches import MicroBatch, Mixing, RunPlan, Steps, micro_rows
+from .compute_time import Lap, start_timer
 from .documents.largest import MAX_PIECES, gather_pieces
 from .evaluate import Evaluator
 from .execute import execute
 from .guard import Guard, SkippedStep, SpikeDetector
 from .hooks.attribution import ENGINE
 from .hooks.hook import Hook, Hooks, StepRecord
-from .own_time import Lap, start_timer
 from .signals import Signals, StepSignals
 from .step_stats import PIECES, StepStats, Transfer, gather, step_loss, total_weight
 

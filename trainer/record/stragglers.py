@@ -1,7 +1,7 @@
 """Find ranks and pipeline stages that slow the run: their compute times beside their peers'.
 
 Ranks in one stage do the same work. A rank's lag is the fraction of a step by which its compute
-time (loop/own_time.py) exceeds its stage's median. Stages differ in work: a stage's lag is the
+time (loop/compute_time.py) exceeds its stage's median. Stages differ in work: a stage's lag is the
 fraction of a step by which its median exceeds the time that its operations would take at the
 median pace of all stages.
 """

@@ -41,9 +41,9 @@ from headrace.trainer.launch import facts, restore, worker
 from headrace.trainer.launch.options import StartOptions
 from headrace.trainer.layout.config import LayoutConfig
 from headrace.trainer.layout.groups import Parallel, create_groups
+from headrace.trainer.loop.compute_time import HostClock
 from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loop import Loop, LoopOptions
-from headrace.trainer.loop.own_time import HostClock
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import LoggedRun

@@ -18,7 +18,7 @@ import numpy as np
 import torch.distributed as dist
 from support.tasks.piped import place
 
-from headrace.trainer.loop.own_time import ComputeTimer, HostClock
+from headrace.trainer.loop.compute_time import ComputeTimer, HostClock
 
 PATIENCE = 60.0
 """Seconds after which a nap ends although not all ranks wait."""
@@ -82,11 +82,11 @@ class Timed(ComputeTimer):
             wait.__exit__(None, None, None)
 
 
-def own_times(
+def compute_times(
     folder: Path, layouts: list[str], model: str = "tiny"
 ) -> dict[str, tuple[int, list[tuple[float, float]]]]:
     """Return, for each layout, the rank that naps for a second before its first block, and for
-    each rank its own time in a step and the time of the whole step."""
+    each rank its compute time in a step and the time of the whole step."""
     work: Any = import_module("work")  # layouts.py, as the pool's ranks name it
     shared, result = Shared(folder), {}
     for number, layout in enumerate(layouts):

@@ -77,7 +77,7 @@ def test_a_table_sums_up_what_it_leaves_out() -> None:
     ]
 
 
-def test_on_a_cpu_operations_have_their_own_time() -> None:
+def test_on_a_cpu_operations_have_a_self_time() -> None:
     events = [
         event("user_annotation", ENGINE, 0, 100),
         event("cpu_op", "aten::linear", 100, 100),

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.models.parallel import collectives
-from headrace.trainer.loop.own_time import ComputeTimer, HostClock, StreamClock
+from headrace.trainer.loop.compute_time import ComputeTimer, HostClock, StreamClock
 
 TWO = ["fsdp2-0-fp32", "deepspeed-1-fp32", "fsdp2-0-fp32-tp2", "deepspeed-3-fp32"]
 FOUR = ["fsdp2-0-fp32-pp2", "fsdp2-0-fp32-cp2", "deepspeed-2-fp32-tp2", "fsdp2-2-fp32"]
@@ -100,7 +100,7 @@ def test_a_gpu_is_timed_by_events_of_its_compute_stream() -> None:
 
 
 def check(in_processes: Any, folder: Path, ranks: int, layouts: list[str], **more: Any) -> None:
-    result = in_processes(ranks, "timed_ranks.own_times", folder, layouts=layouts, **more)
+    result = in_processes(ranks, "timed_ranks.compute_times", folder, layouts=layouts, **more)
     for layout, (slow, pairs) in result.items():
         compute_times, whole = zip(*pairs, strict=True)
         naps = compute_times[slow]
