@@ -19,7 +19,7 @@ from ..loop.metrics import format_record
 from .logger import Entry, Logger
 from .noise_scale import NoiseScale
 from .speed import Speed
-from .stragglers import Stragglers
+from .stragglers import Slowest, Stragglers
 
 if TYPE_CHECKING:
     from ..checkpoints.store import RunState
@@ -71,39 +71,18 @@ class RunRecorder(Hook):
 
     def step_done(self, record: StepRecord) -> None:
         step, stats = record.step, record.stats
-        speed = step.rows * step.phase.seq_len / record.seconds
+        memory = [int(size) for size in stats.metrics.get("memory", ())]
         length = self._model_length(step, stats)
-        skip_fields = _skip_fields(record.skipped)
-        combined = dict(stats.metrics)
-        memory = [int(size) for size in combined.get("memory", ())]
-        compute_seconds = combined.pop("own_seconds", ())
-        slowest = None
+        slowest, compute_seconds = None, stats.metrics.get("own_seconds", ())
         if self.stragglers is not None and compute_seconds:
             slowest = self.stragglers.add_step(compute_seconds, record.seconds, length)
-        values: Entry = {
-            **combined,
-            "loss": stats.loss,
-            "lr": record.lr,
-            "grad_norm": record.update.grad_norm,
-            "tokens_per_second": speed,
-            "mfu": self.speed.mfu(length, speed),
-            "hfu": self.speed.hfu(length, speed),
-            "memory": memory[0] if memory else 0,
-            "data_wait": combined.get("data_wait", 0.0) / record.seconds,
-            "seconds": record.seconds,
-            "sources": source_stats([source.name for source in self.plan.sources], stats),
-            **({} if slowest is None else slowest.entry()),
-            **layer_signals(record.layers),
-            **({} if record.noise is None else self.noise.add(record.noise)),
-        }
-        if record.layers and compute_seconds:
-            values["own_seconds"] = compute_seconds
+        skip_fields = _skip_fields(record.skipped)
         metrics: Entry = {
             "step": step.number,
             "row": step.end_row,
             "tokens": step.end_token,
             "phase": step.phase.name,
-            **format_record(values),
+            **format_record(self._compute_values(record, length, slowest)),
             **skip_fields,
         }
         entry = LedgerEntry(step.number, step.first_row, step.rows, record.ledger)
@@ -125,6 +104,33 @@ class RunRecorder(Hook):
         if any(after > GROWN * before for before, after in pairs):
             self.memory = memory
             self.event("memory", step.number, memory=memory)
+
+    def _compute_values(self, record: StepRecord, length: int, slowest: Slowest | None) -> Entry:
+        """Return a step's numbers by the names of `loop/metrics.py`. `length` is that of the
+        model's rows."""
+        step, stats = record.step, record.stats
+        combined = dict(stats.metrics)
+        memory, compute_seconds = combined.get("memory", ()), combined.pop("own_seconds", ())
+        speed = step.rows * step.phase.seq_len / record.seconds
+        values: Entry = {
+            **combined,
+            "loss": stats.loss,
+            "lr": record.lr,
+            "grad_norm": record.update.grad_norm,
+            "tokens_per_second": speed,
+            "mfu": self.speed.mfu(length, speed),
+            "hfu": self.speed.hfu(length, speed),
+            "memory": int(memory[0]) if memory else 0,
+            "data_wait": combined.get("data_wait", 0.0) / record.seconds,
+            "seconds": record.seconds,
+            "sources": source_stats([source.name for source in self.plan.sources], stats),
+            **({} if slowest is None else slowest.entry()),
+            **layer_signals(record.layers),
+            **({} if record.noise is None else self.noise.add(record.noise)),
+        }
+        if record.layers and compute_seconds:
+            values["own_seconds"] = compute_seconds
+        return values
 
     def _model_length(self, step: PlanStep[PhaseRows], stats: StepStats) -> int:
         """Return the tokens of the model's rows in a step."""
