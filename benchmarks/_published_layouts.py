@@ -34,6 +34,7 @@ from ._published_runs import RULES, Run
 
 CLUSTERS = {
     "A100": "a100-80",
+    "A100-40": "a100-40",
     "H100": "h100",
     "B200": "b200",
     "B300": "b200",
@@ -45,6 +46,9 @@ memory is larger, and their limit of power higher."""
 FLASH_2 = 335e12
 """Attention of torch on an H100 in both passes: T. Dao, FlashAttention-2 (arXiv 2307.08691,
 2023-07), section 4.1. The hardware file has FlashAttention-3, which NVIDIA's programs equal."""
+FLASH_1 = {"A100": (0.4 * 312e12, 0.3 * 312e12), "H100": (FLASH_2 / 2, FLASH_2 / 2)}
+"""Attention of llm-foundry (FlashAttention 1 in Triton), forward and backward: 30 to 50% and 25 to
+35% of an A100's peak, half as fast as FlashAttention 2 (the same source, section 1)."""
 EAGER = 2.0
 """Traffic without a compiler, in times of that with one. Assumed."""
 TITAN_MEMORY, TITAN_CLOCK = 2.4 / 3.35, (500 / 700) ** (1 / 3)
@@ -72,6 +76,9 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
     file, attention, memory = hardware.file, hardware.file.attention, hardware.file.memory
     if run.device == "H100" and run.group.startswith(("fms", "torchtitan")):
         attention = tuple(replace(row, rate=FLASH_2) for row in attention)
+    if run.group.startswith("llm-foundry"):
+        rates = dict(zip(("forward", "backward"), FLASH_1[run.family], strict=True))
+        attention = tuple(replace(row, rate=rates[row.direction]) for row in attention)
     if run.device == "H100" and run.group.startswith("torchtitan"):
         memory = tuple(replace(row, rate=row.rate * TITAN_MEMORY) for row in memory)
         product, fp8 = attained.product * TITAN_CLOCK, attained.fp8 * TITAN_CLOCK
@@ -140,7 +147,7 @@ class PublishedLayout:
         phase = uniform_phase(run.length, rows)
         settings = RunConfig(precision="bf16", layout=layout, engine=engine)
         self.costs = Costs(model, settings, build_machine(run, figures), phase)
-        scores = get("causal", 0.5) == 1.0
+        scores = get("scores", get("causal", 0.5) == 1.0)
         store_results(self.costs, scores=scores, repeats=run.recompute == "selective")
         tokens = get("rows") * run.length // layout.cp
         self.grid: Grid = make_grid(layout, engine, tokens, world, phase)

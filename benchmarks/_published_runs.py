@@ -16,8 +16,11 @@ from headrace.models.config.options.recompute import OPERATIONS, Rule, Selective
 
 FOLDER = Path(__file__).parent
 RUNS, MODELS = FOLDER / "published_runs.yaml", FOLDER / "published_models.yaml"
+UNSEEN = FOLDER / "unseen_runs.yaml"
+"""Runs that no figure is fitted to."""
 FAMILIES = {
     "A100": "A100",
+    "A100-40": "A100",
     "H100": "H100",
     "B200": "Blackwell",
     "B300": "Blackwell",
@@ -38,6 +41,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "2 of 5 blocks (inferred from HFU/MFU)": ("none", "block", "none", "block", "none"),
     "per-op selective, about half": (RECOMPUTED, ELEMENTWISE),
     "norms and activations": (ELEMENTWISE,),
+    "norms and experts": (RECOMPUTED,),
 }
 
 
@@ -139,9 +143,9 @@ class Run:
 
 
 @cache
-def runs() -> tuple[Run, ...]:
+def runs(path: Path = RUNS) -> tuple[Run, ...]:
     published = []
-    for row in load_rows():
+    for row in load_rows(path):
         if "refused" in row:
             continue
         renamed = {"source": "group", "run": "name", "model": "shape", "class": "kind"}
@@ -150,8 +154,8 @@ def runs() -> tuple[Run, ...]:
     return tuple(published)
 
 
-def load_rows() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = yaml.safe_load(RUNS.read_text())
+def load_rows(path: Path = RUNS) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = yaml.safe_load(path.read_text())
     return rows
 
 
