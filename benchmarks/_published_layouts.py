@@ -54,6 +54,9 @@ EAGER = 2.0
 TITAN_MEMORY, TITAN_CLOCK = 2.4 / 3.35, (500 / 700) ** (1 / 3)
 """torchtitan's H100s: HBM2e at 2.4 TB/s, and 500 W (the page of its benchmark of December 2024).
 Power goes with the cube of a clock."""
+RING = 0.15
+"""Traffic that merges a ring's parts in Transformer Engine, relative to ours: kernels of its own
+read a part once, and sum it in fp32."""
 LOGIT_BYTES = 24
 """Bytes that memory moves for a logit, where no kernel fuses the loss: bf16, then softmax and
 gradient in fp32."""
@@ -99,8 +102,8 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
 def describe_program(run: Run, traffic: float) -> TrainingProgram:
     fp8, cp, fused = run.get("fp8", False), run.get("cp"), run.get("fused_experts", False)
     compiled = run.get("compiled", True)
-    casts: Literal["none", "experts", "all"] = "none" if fused else "all"
-    if run.group.startswith("Megatron") and not fused:
+    casts: Literal["none", "experts", "all"] = "none" if fused or run.engine == "xla" else "all"
+    if run.engine == "transformer" and not fused:
         casts = "experts"  # Transformer Engine rounds where it computes, but for their rows
     return TrainingProgram(
         traffic=1.0 if fused else traffic * (1.0 if compiled else EAGER),
@@ -113,6 +116,7 @@ def describe_program(run: Run, traffic: float) -> TrainingProgram:
         async_tensor=run.get("async_tp", False),
         async_experts=run.get("ep_overlap", False),
         experts_by_node=run.get("by_node", False),
+        ring_traffic=RING if run.engine == "transformer" else 1.0,
         attention_share=2 - 1 / cp if run.get("form", None) == "gather" else 1.0,
     )
 

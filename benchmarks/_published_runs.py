@@ -58,6 +58,8 @@ class Run:
     value: float
     kind: str
     """dense, fp8, context, experts or hybrids."""
+    first: float | None = None
+    """Error when an unseen run was first predicted."""
 
     def get(self, name: str, default: Any = 1) -> Any:
         return self.layout.get(name, default)
@@ -70,6 +72,14 @@ class Run:
     @property
     def family(self) -> str:
         return FAMILIES[self.device]
+
+    @property
+    def engine(self) -> str:
+        """What computes products in FP8 and rings: Transformer Engine, XLA or torch."""
+        if "MaxText" in self.group:
+            return "xla"
+        is_nvidia = self.group.startswith(("Megatron", "NeMo", "NVIDIA"))
+        return "transformer" if is_nvidia or "llm-foundry" in self.group else "torch"
 
     @property
     def length(self) -> int:

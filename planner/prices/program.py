@@ -31,6 +31,8 @@ class TrainingProgram:
     """True if computation runs beside the expert ranks' messages."""
     experts_by_node: bool = False
     """True if a row travels once to each node, and there to its experts."""
+    ring_traffic: float = 1.0
+    """Bytes that memory moves to merge a ring's parts, relative to ours."""
     attention_share: float = 1.0
     """Attention of the busiest context rank, relative to an even share."""
     update_bytes: int = 30

@@ -49,7 +49,9 @@ def compute_rings(
         )
         operations = trace_ring(ring, split.cp)
         measured = operations.tiled and machine.has_kernel(RING)
-        shard = partial(_shard_heads, rows=split.rows, tp=split.tp)
+        shard = partial(
+            _shard_heads, rows=split.rows, tp=split.tp, traffic=machine.program.ring_traffic
+        )
         priced = select_priced(operations, measured=measured)
         if latents := find_latents(work, layer, model, split):
             expansion = trace_expansion(latents, ring.rank_tokens, precision)
@@ -104,8 +106,8 @@ def select_priced(ring: Operations, *, measured: bool) -> Operations:
     return Operations(forward, backward)
 
 
-def _shard_heads(work: Work, rows: int, tp: int) -> Work:
-    """Return an operation on `rows` rows and a tensor rank's heads."""
+def _shard_heads(work: Work, rows: int, tp: int, traffic: float) -> Work:
+    """Return an operation on `rows` rows and a tensor rank's heads, with a program's `traffic`."""
     if work.kind == "launch":
         return work
     if work.kind == "matmul":  # a group per kv head
@@ -117,4 +119,4 @@ def _shard_heads(work: Work, rows: int, tp: int) -> Work:
         width, heads, length, *keys = work.shape
         shape = width, max(1, heads // tp), length, *(max(1, count // tp) for count in keys)
         return replace(work, shape=shape, count=work.count * rows)
-    return replace(work, bytes=work.bytes * rows // tp)
+    return replace(work, bytes=int(traffic * (work.bytes * rows // tp)))
