@@ -117,7 +117,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         missing.insert(0, "--model or --module")
     if missing:
         raise click.UsageError(f"missing {', '.join(missing)}")
-    from .lengths import average_explained
+    from .lengths import average_explained, store_means
     from .measure.tables import check_outputs
     from .scaling import describe_scales, dump_scale, parse_counts, parse_tokens, summarize
     from .search.make import explain, make_plans, parse_settings
@@ -131,7 +131,7 @@ def plan(context: click.Context, /, as_json: bool, **options: Any) -> None:
         return
     settings = parse_settings(options["explain"]) if options["explain"] else None
     simulate = _parse_simulation(options)
-    plans = make_plans(_build_request(options))
+    plans = store_means(make_plans(_build_request(options)))
     explained = explain(plans, settings) if settings else []
     outlooks = simulate(plans, explained)
     scales = [] if tokens is None else [summarize(plans, plans.phases[0], tokens)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..console.progress import format_seconds
+from ..trainer.run.layout_plan import PlannedMean
 from .search.outcome import Candidate
 
 if TYPE_CHECKING:
@@ -77,6 +78,15 @@ def average_plans(plans: Plans) -> list[MeanStep]:
         return []
     pairs = zip(map(find_batch, phases), prices, strict=True)
     return list(average_steps(plans.request.phases, dict(pairs)))
+
+
+def store_means(plans: Plans) -> Plans:
+    """Return the plans with the means in the one that serves all phases."""
+    if plans.best is None:
+        return plans
+    means = tuple(PlannedMean(phase=m.phase, seconds=m.mean) for m in average_plans(plans))
+    planned = replace(plans.best.planned, means=means)
+    return replace(plans, best=replace(plans.best, planned=planned))
 
 
 def average_explained(plans: Plans, explained: Sequence[tuple[Any, Any]]) -> list[MeanStep]:

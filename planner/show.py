@@ -9,7 +9,7 @@ from ..console.errors import PlanError
 from ..console.progress import format_bytes, format_seconds
 from ..models.accounting.state import device_bytes
 from ..models.config.options.recompute import Rule
-from ..trainer.run.layout_plan import LayoutPlan
+from ..trainer.run.layout_plan import LayoutPlan, Planned
 from .grid.grid import distinct_names
 from .grid.settings import Settings
 from .memory.sizes import format_sizes, merge_small
@@ -57,7 +57,8 @@ def describe_plan(plan: LayoutPlan) -> list[str]:
             f"{unit}/s on each device"
         )
     lines.append(
-        f"time         {format_seconds(predicted.seconds)}{_describe_error(predicted.error)}"
+        f"time         {_describe_means(planned)}"
+        f"{format_seconds(predicted.seconds)}{_describe_error(predicted.error)}"
         f"{_describe_gap(predicted.seconds, predicted.bound)}: "
         f"{_format_shares(predicted.by, predicted.seconds)}"
     )
@@ -162,6 +163,15 @@ def dump_explained(
             }
         )
     return phases
+
+
+def _describe_means(planned: Planned) -> str:
+    """Return the mean step of each phase, and the length whose step follows; nothing for steps of
+    equal rows."""
+    if not planned.means:
+        return ""
+    means = ", ".join(f"{format_seconds(mean.seconds)} in {mean.phase}" for mean in planned.means)
+    return f"a step on average: {means}; in {planned.phases[0].name} "
 
 
 def _describe_gap(price: float, bound: float) -> str:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from support.data.corpora import ONE
 from support.data.small_data import random_documents, write_dataset
 
+from headrace.console.progress import format_seconds
 from headrace.dataplane.loader import Loader
 from headrace.dataplane.order.plan import Plan
 from headrace.dataplane.order.row_lengths import name_steps, split_by_length
@@ -146,6 +147,12 @@ def test_a_plan_serves_all_lengths(mixture: Path, tmp_path: Path) -> None:
         run=replace(RunConfig(), device="cuda"),
     )
     stored = load_plan(str(out))
+    assert [(mean.phase, mean.seconds) for mean in stored.planned.means] == [
+        (mean["phase"], mean["seconds"]) for mean in answer["means"]
+    ]
+    shown = CliRunner().invoke(main, ["plan", "show", str(out)])
+    seconds = format_seconds(first["seconds"])
+    assert f"time         a step on average: {seconds} in first, " in shown.output + shown.stderr
     assert not list(find_differences(stored, job))
     [_, *later_phases] = stored.planned.phases
     incomplete = replace(stored, planned=replace(stored.planned, phases=tuple(later_phases)))

@@ -49,6 +49,15 @@ class PlannedPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedMean:
+    """Steps of a phase whose rows have several lengths, each with a phase of its own here."""
+
+    phase: str
+    seconds: float
+    """Predicted seconds per step, each length by its share of the steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Planned:
     """The model, batches and cluster for which a plan was made."""
 
@@ -69,6 +78,8 @@ class Planned:
     """Kind of optimizer."""
     device: str | None = reader.added_field(None)
     """Kind of device."""
+    means: tuple[PlannedMean, ...] = reader.added_field(())
+    """Mean steps, where steps have rows of several lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
