@@ -77,7 +77,7 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
     """Return the shipped cluster with these figures, and the device and kernels of the run."""
     hardware = Hardware.load(CLUSTERS[run.device])
     file, attention, memory = hardware.file, hardware.file.attention, hardware.file.memory
-    if run.device == "H100" and run.group.startswith(("fms", "torchtitan")):
+    if run.device == "H100" and run.group.startswith(("fms", "torchtitan", "NeMo 24.03")):
         attention = tuple(replace(row, rate=FLASH_2) for row in attention)
     if run.group.startswith("llm-foundry"):
         rates = dict(zip(("forward", "backward"), FLASH_1[run.family], strict=True))
@@ -91,7 +91,7 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
         file,
         attention=attention,
         memory=memory,
-        kernels=(),  # ours
+        kernels=tuple(row for row in file.kernels if row.kernel == "ssd"),  # others are ours
         attained=attained,
         experts=balanced,
         overhead=None if run.family == "Blackwell" else file.overhead,  # CUDA graphs
@@ -101,10 +101,13 @@ def change_hardware(run: Run, attained: Attained) -> Hardware:
 
 def describe_program(run: Run, traffic: float) -> TrainingProgram:
     fp8, cp, fused = run.get("fp8", False), run.get("cp"), run.get("fused_experts", False)
-    compiled = run.get("compiled", True)
-    casts: Literal["none", "experts", "all"] = "none" if fused or run.engine == "xla" else "all"
-    if run.engine == "transformer" and not fused:
+    compiled, grouped = run.get("compiled", True), run.get("grouped", True)
+    casts: Literal["none", "experts", "all"] = "all"
+    if fused or not grouped or run.engine == "xla":
+        casts = "none"
+    elif run.engine == "transformer":
         casts = "experts"  # Transformer Engine rounds where it computes, but for their rows
+    uneven = run.get("form", None) == "gather" and not run.get("even", False)
     return TrainingProgram(
         traffic=1.0 if fused else traffic * (1.0 if compiled else EAGER),
         fp8_backward=1.0,
@@ -117,7 +120,8 @@ def describe_program(run: Run, traffic: float) -> TrainingProgram:
         async_experts=run.get("ep_overlap", False),
         experts_by_node=run.get("by_node", False),
         ring_traffic=RING if run.engine == "transformer" else 1.0,
-        attention_share=2 - 1 / cp if run.get("form", None) == "gather" else 1.0,
+        attention_share=2 - 1 / cp if uneven else 1.0,
+        recompute_messages=run.engine != "transformer",
     )
 
 

@@ -149,9 +149,10 @@ class Costs:
         seconds_by_rule = {}
         for rule in RULES:
             saved: tuple[str, ...] = rule.save if isinstance(rule, Selective) else ()
+            repeats = not saved or self.machine.program.recompute_messages
             seconds = sum(
                 times.forward - times.saved * ("attention" in saved)
-                for times in message_times.values()
+                for times in (message_times.values() if repeats else ())
             )
             seconds += sum(seconds for kind, seconds in compute.forward if kind not in saved)
             launches = recompute_launches(rule, layer.calls, compute.num_launches)

@@ -35,6 +35,8 @@ class TrainingProgram:
     """Bytes that memory moves to merge a ring's parts, relative to ours."""
     attention_share: float = 1.0
     """Attention of the busiest context rank, relative to an even share."""
+    recompute_messages: bool = True
+    """True if recomputing single operations repeats a layer's messages; whole blocks always do."""
     update_bytes: int = 30
     """Bytes that an optimizer step reads and writes per local parameter: gradients, masters and two
     moments in fp32, and weights in compute precision."""
