@@ -13,6 +13,7 @@ from support.ranks import slurm_cluster
 from support.ranks.slurm_cluster import Cluster
 
 from headrace.trainer.checkpoints import store
+from headrace.trainer.folders.folder import SLURM_NOTE
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
 
@@ -57,7 +58,9 @@ class BatchJob:
 
     def __getattr__(self, name: str) -> str:
         """Slurm's record of the job: JobState, Restarts, ExitCode."""
-        return self.cluster.job(self.number)[name]
+        record = self.cluster.job(self.number)
+        assert name in record, f"Slurm has no {name} of job {self.number}:\n{self.log()}"
+        return record[name]
 
     @property
     def steps(self) -> list[int]:
@@ -72,6 +75,11 @@ class BatchJob:
     @property
     def saved(self) -> list[int]:
         return [store.parse_step(path) for path in store.committed(self.out / "checkpoints")]
+
+    def noted_save(self) -> bool:
+        """Return whether rank 0 has told the batch script of a checkpoint."""
+        note = self.out / "logs" / SLURM_NOTE.format(job=self.number)
+        return note.exists() and note.read_text().startswith("saved")
 
     def log(self) -> str:
         return (self.out / "logs" / f"slurm-{self.number}.out").read_text()
@@ -194,7 +202,7 @@ def test_a_time_limit_during_a_save_requeues(
     limit = ["slurm.time=00:01:00", "slurm.notice=5"]
     words = ["synthetic.steps=1000000", "checkpoints.every=1"]
     job = BatchJob(trainer, cluster, *limit, *words, setup=disk.setup)
-    job.wait(lambda: bool(job.saved))
+    job.wait(job.noted_save)  # the checkpoint is visible before its folder's last `fsync`
     disk.take(3600)
     job.wait(lambda: job.Restarts == "1")
     assert "DUE TO TIME LIMIT" in job.log()
