@@ -17,6 +17,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 """Token ids as shards store them."""
+TOO_MUCH_TEXT = "a column of an Arrow file is limited to 2 GiB of text"
 
 
 def arrow_numbers(values: npt.NDArray[Any]) -> Any:
@@ -41,10 +42,32 @@ def arrow_column(values: Sequence[int | str | bytes | None], arrow_type: Any) ->
         ]
         offsets = np.cumsum([0, *(len(value) for value in encoded)])
         if offsets[-1] > np.iinfo(np.int32).max:
-            raise pa.ArrowCapacityError("a column of an Arrow file is limited to 2 GiB of text")
+            raise pa.ArrowCapacityError(TOO_MUCH_TEXT)
         buffers = [offsets.astype(np.int32), b"".join(encoded)]
     validity = None if is_valid.all() else pa.py_buffer(np.packbits(is_valid, bitorder="little"))
     return pa.Array.from_buffers(arrow_type, len(values), [validity, *map(pa.py_buffer, buffers)])
+
+
+def arrow_texts(texts: Sequence[str], numbers: Int32) -> Any:
+    """Convert the texts at these indices to an Arrow array."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    lengths = np.array([len(text) for text in encoded], np.int64)[numbers]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise pa.ArrowCapacityError(TOO_MUCH_TEXT)
+    data = b"".join(map(encoded.__getitem__, numbers.tolist()))
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
+
+
+def arrow_null_texts(count: int) -> Any:
+    """Return an Arrow array of texts that are null."""
+    import pyarrow as pa
+
+    buffers = [bytes(-(-count // 8)), np.zeros(count + 1, np.int32), b""]
+    return pa.Array.from_buffers(pa.string(), count, list(map(pa.py_buffer, buffers)))
 
 
 def count_byte(data: bytes | memoryview, byte: bytes) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...console.errors import InputError, IntegrityError
-from ..arrays import Int64, arrow_column, arrow_numbers
+from ..arrays import Int64, arrow_column, arrow_null_texts, arrow_numbers, arrow_texts
 from ..storage import storage
 from ..storage.faults import add_location
 from .arrow_flat import flat_layout, is_flat
@@ -60,12 +60,12 @@ class ArrowFormat(ShardFormat):
                 columns = [pa.ListArray.from_arrays(offsets, arrow_numbers(batch.tokens))]
                 if batch.weights is not None:
                     columns.append(pa.ListArray.from_arrays(offsets, arrow_numbers(batch.weights)))
-                files = [batch.files[number] for number in batch.file.tolist()]
-                ids = batch.ids if batch.ids is not None else (None,) * len(batch)
                 columns += [
-                    arrow_column(files, pa.string()),
+                    arrow_texts(batch.files, batch.file),
                     arrow_numbers(batch.position),
-                    arrow_column(ids, pa.string()),
+                    arrow_null_texts(len(batch))
+                    if batch.ids is None
+                    else arrow_column(batch.ids, pa.string()),
                 ]
                 writer.write_batch(pa.record_batch(columns, schema=schema))
 

@@ -98,6 +98,11 @@ class NameSearch(Generic[AnyStr]):
         self._offset = min(range(len(name)), key=lambda k: (letters[k].isalnum(), -ord(letters[k])))
         self._letter: AnyStr = letters[self._offset]
 
+    def find_texts(self, texts: Sequence[AnyStr]) -> list[int]:
+        """Return the indices of texts that contain the name."""
+        letter = self._letter
+        return [k for k, text in enumerate(texts) if letter in text and self.is_in(text)]
+
     def is_in(self, text: AnyStr) -> bool:
         place = text.find(self._letter)
         for _ in range(len(text) >> 8):  # with more letters, a search for the name is faster

@@ -101,7 +101,7 @@ class FastBpe:
 
     def needs_library(self, text: str) -> bool:
         """Return True if the libraries may split a text into different words."""
-        return self._pattern.has_exception(text)
+        return not text.isascii() and self._pattern.has_exception(text)
 
     def cut_exceptions(self, text: str) -> list[tuple[str, bool]]:
         """Cut a text into parts that have the same ids alone; return the parts, and True for those

@@ -64,7 +64,7 @@ class Pattern:
     splits: tuple[str, ...]
     """Regular expressions, applied in turn. None: that of GPT-2, which ByteLevel includes."""
     exceptions: tuple[str, ...] = ()
-    """Strings around which the libraries differ; the last letter is rare."""
+    """Strings around which the libraries differ; the last letter is rare, and not ASCII."""
 
     def has_exception(self, text: str) -> bool:
         """Return True if the libraries may split a text into different words."""

@@ -167,12 +167,8 @@ class SpecialNameCounter:
             search.is_in(texts.data) for search in self.byte_searches
         ):
             return []
-        return [
-            k
-            for k, text in enumerate(texts)
-            if any(search.is_in(text) for search in self.searches)
-            and any(name in text for name in self.names)
-        ]
+        indices = set().union(*(search.find_texts(texts) for search in self.searches))
+        return [k for k in sorted(indices) if any(name in texts[k] for name in self.names)]
 
     def note(self, file: str, texts: Texts, stats: ReadStats) -> None:
         """Count such texts, and note where the first ones are."""

@@ -42,6 +42,7 @@ class Jsonl(CorpusFormat):
         self, file_slice: Slice, config: SourceConfig, limits: ReadLimits = LIMITS
     ) -> Iterator[Texts]:
         name = file_slice.file.name
+        is_plain = not (config.chat or config.id_field or config.keep)
         for block in record_blocks(file_slice, DELIMITER, limits, unit=UNIT, split=False):
             texts: list[str] = []
             marks: list[TextSpans] = []
@@ -50,6 +51,11 @@ class Jsonl(CorpusFormat):
             fields: list[list[Any]] = []
             problems = [] if block.problem is None else [block.problem]
             for number, line in enumerate(block.lines(), start=block.first):
+                plain_text = _read_plain_text(line, config.text_field) if is_plain else None
+                if plain_text is not None:
+                    texts.append(plain_text)
+                    positions.append(number)
+                    continue
                 if line.isspace():
                     continue
                 try:
@@ -117,6 +123,15 @@ class _BadLine(Exception):
         self.kind = kind
 
 
+def _read_plain_text(line: bytes, key: str) -> str | None:
+    """Return the text of a usual line; None for a line that needs a closer look."""
+    try:
+        text = _parse_fast(line)[key]
+    except (ValueError, TypeError, LookupError):
+        return None
+    return text if isinstance(text, str) else None
+
+
 def _parse_document(
     line: bytes, config: SourceConfig
 ) -> tuple[str, TextSpans | None, str | None, list[Any]]:
@@ -152,13 +167,8 @@ def _parse_json(line: bytes) -> tuple[Any, bool]:
     `json` decides what a line is. The faster parsers refuse lone surrogates and some numbers; what
     they accept, all read alike (tests/tokenize/sources/test_json_parsers.py).
     """
-    if parse_object is not None and line.startswith(b"{"):  # simdjson skips a byte-order mark
-        try:
-            return parse_object(line, True), False
-        except (ValueError, RuntimeError):
-            pass
     try:
-        return from_json(line, cache_strings="keys"), False
+        return _parse_fast(line), False
     except ValueError:
         pass
     try:
@@ -167,6 +177,16 @@ def _parse_json(line: bytes) -> tuple[Any, bool]:
         raise _BadLine("invalid UTF-8", f"at byte {error.start} of the line") from None
     except (ValueError, RecursionError) as error:
         raise _BadLine("broken JSON", str(error)) from None
+
+
+def _parse_fast(line: bytes) -> Any:
+    """Parse a line by the fast parsers; raise ValueError for what they refuse."""
+    if parse_object is not None and line.startswith(b"{"):  # simdjson skips a byte-order mark
+        try:
+            return parse_object(line, True)
+        except (ValueError, RuntimeError):
+            pass
+    return from_json(line, cache_strings="keys")
 
 
 def _read_text(record: dict[str, Any], config: SourceConfig) -> str:
