@@ -281,11 +281,9 @@ def test_wrong_inputs_are_errors(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     with pytest.raises(InputError, match="broken JSON") as caught:
         search([tmp_path / "bad.jsonl"], tmp_path / "drop.parquet")
     assert "bad.jsonl, line 2" in str(caught.value)
-    original, copy = (
-        write_jsonl(tmp_path / name, ["a b", "c d"]) for name in ("1.jsonl", "2.jsonl")
-    )
-    copy.write_bytes(original.read_bytes())
-    assert search([original, copy], tmp_path / "drop.parquet").duplicates == 0
+    file, copy = (write_jsonl(tmp_path / name, ["a b", "c d"]) for name in ("1.jsonl", "2.jsonl"))
+    copy.write_bytes(file.read_bytes())
+    assert search([file, copy], tmp_path / "drop.parquet").duplicates == 0
     assert "2.jsonl is left out: it is a copy of" in caplog.text
 
 
@@ -317,9 +315,7 @@ def test_pairs_are_of_the_first_document_with_a_key(keys: list[int]) -> None:
     of: dict[int, list[int]] = {}
     for key, document in zip(keys, documents, strict=True):
         of.setdefault(key, []).append(document)
-    expected = {
-        (min(members), item) for members in of.values() for item in members if item > min(members)
-    }
+    expected = {(min(ids), item) for ids in of.values() for item in ids if item > min(ids)}
     assert result.tolist() == sorted(expected)
 
 

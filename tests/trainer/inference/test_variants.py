@@ -68,26 +68,20 @@ def base(name: str, position: int, length: int = 1) -> str:
     return SEQUENCES[name][position - 1 : position - 1 + length].upper()
 
 
-def change_base(name: str, position: int) -> str:
+def mutate(name: str, position: int) -> str:
     return "ACGT"[("ACGT".index(base(name, position)) + 1) % 4]
 
 
 RECORDS = [
-    ("one", 1, "first", base("one", 1), change_base("one", 1)),
-    (
-        "one",
-        100,
-        "many",
-        base("one", 100),
-        f"{change_base('one', 100)},<DEL>,*,{base('one', 100)}GT",
-    ),
+    ("one", 1, "first", base("one", 1), mutate("one", 1)),
+    ("one", 100, "many", base("one", 100), f"{mutate('one', 100)},<DEL>,*,{base('one', 100)}GT"),
     ("one", 120, "deletion", base("one", 120, 5), base("one", 120)),
     ("one", 130, "long", base("one", 130, 40), base("one", 130)),
-    ("one", 200, "last", base("one", 200), change_base("one", 200)),
+    ("one", 200, "last", base("one", 200), mutate("one", 200)),
     ("one", 150, "none", base("one", 150), "."),
     ("one", 151, "same", base("one", 151), base("one", 151).lower()),
     ("one", 152, "breakend", base("one", 152), f"{base('one', 152)}[two:3["),
-    ("two", 50, "masked", base("two", 50), change_base("two", 50)),
+    ("two", 50, "masked", base("two", 50), mutate("two", 50)),
     ("single", 1, "alone", "G", "C"),
 ]
 SKIPPED = {
