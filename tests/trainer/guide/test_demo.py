@@ -80,7 +80,7 @@ def test_a_complete_demo_and_a_second_that_reuses_it(tmp_path: Path) -> None:
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     names = [event["event"] for event in events if event["event"] not in ("checkpoint", "memory")]
     assert names == ["start", "first step", "stop", "resume", "first step", "finish"]
-    assert events[0]["layout"]["engine"] == "one rank, nothing sharded"
+    assert events[0]["layout"]["engine"] == "DeepSpeed ZeRO-1"
     assert events[0]["layout"]["processes"] == 2
 
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
