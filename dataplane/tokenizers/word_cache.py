@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Any, Literal
 
 import numpy as np
@@ -116,20 +117,32 @@ class WordCache:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         words = pa.Array.from_buffers(pa.binary(), len(starts), buffers).dictionary_encode()
         distinct: list[bytes] = words.dictionary.to_pylist()
-        missing = [word for word in distinct if word not in self._numbers]
-        if missing:
-            self._add(missing)
-        numbers = np.array([self._numbers[word] for word in distinct], np.int64)
+        numbers = np.fromiter(map(self._numbers.get, distinct, repeat(-1)), np.int64)
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing):
+            numbers[missing] = self._add([distinct[k] for k in missing.tolist()])
         return numbers[np.frombuffer(words.indices.buffers()[1], np.int32)[: len(starts)]]
 
-    def _add(self, words: Sequence[bytes]) -> None:
-        encoded = self._encode_words([word.decode().replace(" ", SPACE) for word in words])
+    def _add(self, words: Sequence[bytes]) -> range:
+        """Encode words; return their numbers."""
+        encoded = self._encode_words(spell_words(words))
         first = len(self._starts) - 1
-        self._numbers |= {word: number for number, word in enumerate(words, start=first)}
-        ends = self._starts[-1] + np.cumsum([len(ids) for ids in encoded], dtype=np.int64)
+        numbers = range(first, first + len(words))
+        self._numbers.update(zip(words, numbers, strict=True))
+        ends = self._starts[-1] + np.cumsum(np.fromiter(map(len, encoded), np.int64))
         self._starts = np.concatenate([self._starts, ends])
-        new_ids = np.array([id for ids in encoded for id in ids], self._ids.dtype)
+        new_ids = np.fromiter(chain.from_iterable(encoded), self._ids.dtype)
         self._ids = np.concatenate([self._ids, new_ids])
+        return numbers
+
+
+def spell_words(words: Sequence[bytes]) -> list[str]:
+    """Return words as the library's model reads them, decoded together: that takes half the time of
+    one after another."""
+    spellings = b"\0".join(words).decode().replace(" ", SPACE).split("\0")
+    if len(spellings) > len(words):  # some hold the separator
+        return [word.decode().replace(" ", SPACE) for word in words]
+    return spellings
 
 
 def replaces_spaces(tokenizer: Mapping[str, Any]) -> bool:

@@ -168,6 +168,7 @@ def style(request: pytest.FixtureRequest) -> tuple[BpeTokenizer, Tokenizer]:
 
 @settings(deadline=None, max_examples=150)
 @example(texts=["", " ", "  ", "a", " a", "a ", "a  b", "a \n b", "\n", "\n\n\n a", "▁", "▁ ▁a"])
+@example(texts=["a\0b \0 c", "\0", "x \0\0y\n\0"])
 @example(texts=["中 中\n中", "🙂\n🙂 🙂", "a<td>b  <td>\n\n\n\n\nc 1212"])
 @given(texts=st.lists(TEXTS, max_size=5))
 def test_ids_are_those_of_the_library(
