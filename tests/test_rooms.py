@@ -18,6 +18,7 @@ ROOMS: Mapping[str, Sequence[str]] = {
         "checkpoints",
         "engines",
         "weights",
+        "placement",
         "scores",
         "loop",
         "record",

@@ -16,9 +16,10 @@ from ..console.errors import SeveralErrors, UserError
 from ..console.progress import format_bytes, format_count
 from .cluster.commands import RankCommand, RankCommandGroup
 from .inference.commands import embed, variants
+from .inference.sample import sample
 from .launch.options import StartOptions, add_start_options, command_words
 from .scores.commands import eval_command, recall
-from .weights.commands import export, sample
+from .weights.commands import export
 
 if TYPE_CHECKING:
     from .cluster.end import PlainEnd

@@ -49,9 +49,11 @@ def generate(
     stop: int | None = None,
     vocab_size: int | None = None,
     ended: Callable[[Sequence[int]], bool] = lambda row: False,
+    agree: Callable[[Tensor], Tensor] = lambda ids: ids,
 ) -> list[list[int]]:
     """Generate up to `tokens` new tokens per prompt. A row ends with `stop`, which is kept, or when
-    `ended(new_tokens)` is true. Ids from `vocab_size` on are embedding padding and never chosen."""
+    `ended(new_tokens)` is true. Ids from `vocab_size` on are embedding padding and never chosen.
+    `agree` makes ranks that generate the same rows take the same ids [rows, 1]."""
     sampling = sampling or Sampling()
     max_length = max((len(prompt) for prompt in prompts), default=0)
     ragged = any(len(prompt) < max_length for prompt in prompts)
@@ -88,7 +90,7 @@ def generate(
             documents = Documents(positions) if ragged else None
             hidden, _ = model.hidden(ids, documents, states=states)
             logits = model.logits(hidden[:, -1])[:, :vocab_size]
-            ids = sample_tokens(logits, sampling, generator)[:, None]
+            ids = agree(sample_tokens(logits, sampling, generator)[:, None])
             positions = max_length - padding + index
             for row, token in enumerate(ids[:, 0].tolist()):
                 if row in running_rows:

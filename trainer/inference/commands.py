@@ -64,10 +64,10 @@ def variants(
 
     More: docs/variants.md
     """
+    from ..placement.ranks import joined_row_ranks
     from .files.genome import Genome
     from .memory import check_memory
     from .parts import PartWriter
-    from .ranks import joined_row_ranks
     from .rows import score_batch
     from .variant_file import VariantFile
     from .variants import SCORE, Variants
@@ -174,12 +174,12 @@ def embed(
     """
     from ...console.progress import format_count
     from ..folders.request_folder import RequestFolder
+    from ..placement.ranks import joined_row_ranks
     from ..scores import records
     from .embed import EMBED, Embedder, Sequences, parse_layers
     from .embed import embed as embed_sequences
     from .memory import check_memory
     from .parts import FOLDER, resume
-    from .ranks import joined_row_ranks
 
     weights, tokenizer, placement = options.find_model(source)
     names = parse_layers(layers, len(weights.model.layers))

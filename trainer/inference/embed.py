@@ -19,7 +19,7 @@ from ...console.errors import InputError
 from ...console.progress import Progress
 from ...dataplane.tokenizers import Tokenizer
 from ...models.model.model import Model
-from ..scores.team import Team
+from ..placement.team import Team
 from .files.sequences import read_sequences
 from .parts import PartWriter, part_path, write_table
 from .rows import NORM, Ids, encode_texts, mean_states, token_states
@@ -147,7 +147,7 @@ def embed(team: Team, sequences: Sequences, folder: Path, first: int, count: int
     writer = PartWriter(folder, first)
     batches = sequences.batches(first)
     with Progress("embedding", total=count - first, unit=" sequences") as progress:
-        while chunk := list(islice(batches, team.round_batches)):
+        while chunk := list(islice(batches, team.round_batches(EMBED))):
             for table in team.map_round(EMBED, chunk):
                 if table is not None:
                     writer.add(table)

@@ -16,7 +16,7 @@ from ..accounting.exceeded import memory_limit
 from ..accounting.memory import batch_memory
 from ..engines.shard_groups import parse_layer_number
 from ..layout.devices import local_device
-from .placement import Placement, choose_layout
+from ..placement.placement import Placement, choose_layout
 
 MAX_RANKS = 256
 """Maximum degree that an error proposes."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -25,10 +24,9 @@ from torch import Tensor, nn
 from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError, Tokenizer
 from ...models.model.model import Model
-from ...models.parallel.collectives import all_reduce
+from ..placement.local_rows import Ids, LocalRows, sum_over_ranks
 from ..scores.likelihood import POSITIONS
 
-Ids = npt.NDArray[np.int32]
 NORM = "norm"
 """Name of the final norm, beside the numbers of layers."""
 
@@ -44,41 +42,6 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], names: Sequence[str
         ) from None
     tokens = encoded.tokens.astype(np.int32)
     return [tokens[start : end - 1] for start, end in pairwise(encoded.starts.tolist())]
-
-
-@dataclass(frozen=True)
-class LocalRows:
-    """This rank's part of some rows."""
-
-    ids: Tensor
-    """int64 [rows, context_length], zero in the padding; equal on tensor-parallel ranks."""
-    first: int
-    """Position in the rows of the first token in `ids`."""
-    states: slice
-    """Tokens in `ids` whose states this rank holds: all, or a slice under tensor parallelism."""
-
-    @classmethod
-    def cut(cls, model: Model, rows: Sequence[Ids]) -> LocalRows:
-        context, tensor = model.axes.context, model.axes.tensor
-        length = max(map(len, rows))
-        padded = np.zeros((len(rows), length + -length % (context.size * tensor.size)), np.int64)
-        for number, row in enumerate(rows):
-            padded[number, : len(row)] = row
-        part = context.part_range(padded.shape[1])
-        local = torch.from_numpy(padded[:, part.start : part.stop].copy())
-        ids = local.to(model.embedding.weight.device)
-        return cls(ids, part.start, tensor.part(len(part)))
-
-    @property
-    def first_state(self) -> int:
-        """Position in the rows of the first token whose state this rank holds."""
-        return self.first + int(self.states.start)
-
-    def mask(self, lengths: Sequence[int]) -> Tensor:
-        """Return float32 [rows, context_length]: 1 for the tokens of a row, 0 for its padding."""
-        device = self.ids.device
-        positions = torch.arange(self.first, self.first + self.ids.shape[1], device=device)
-        return (positions < torch.tensor(lengths, device=device)[:, None]).float()
 
 
 @torch.no_grad()
@@ -99,13 +62,7 @@ def score_batch(model: Model, rows: Sequence[Ids]) -> list[float]:
         next_ids, mask = (x[:, :, part].flatten(1).contiguous() for x in (targets, weights))
         losses = model.loss(hidden[:, part].contiguous(), next_ids, mask)[1].tokens
         totals -= losses.sum(dim=1, dtype=torch.float64)
-    return _sum_over_ranks(model, totals).tolist()
-
-
-def _sum_over_ranks(model: Model, x: Tensor) -> Tensor:
-    for axis in (model.axes.context, model.axes.tensor):
-        x = x if axis.size == 1 else all_reduce(x, axis)
-    return x
+    return sum_over_ranks(model, totals).tolist()
 
 
 @torch.no_grad()
@@ -123,7 +80,7 @@ def mean_states(
 
     with _watched(model, layers, add):
         model.hidden(inputs.ids)
-    totals = _sum_over_ranks(model, torch.stack([sums[layer] for layer in layers], dim=1))
+    totals = sum_over_ranks(model, torch.stack([sums[layer] for layer in layers], dim=1))
     lengths = torch.tensor(list(map(len, rows)), device=totals.device)
     return list((totals / lengths[:, None, None]).float().cpu().numpy())
 

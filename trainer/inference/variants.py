@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from ...console.progress import Progress
 from ...dataplane.tokenizers import Tokenizer
+from ..placement.team import Team
 from ..scores.likelihood import batch_by_length, restore_order
-from ..scores.team import Team
 from .files.genome import Genome, reverse_complement
 from .files.vcf import Allele, read_alleles
 from .parts import PartWriter
@@ -109,7 +109,7 @@ class Variants:
         pairs = islice(self.read(), writer.first, None)
         rows_per_allele = 4 if self.both_strands else 2
         rows_per_batch = max(1, self.batch_tokens // self.window)
-        count = max(1, team.round_batches * rows_per_batch // rows_per_allele)
+        count = max(1, team.round_batches(SCORE) * rows_per_batch // rows_per_allele)
         with Progress("scoring", total=alleles - writer.first, unit=" alleles") as progress:
             while chunk := list(islice(pairs, count)):
                 rows = self._score_chunk(team, chunk)
@@ -155,8 +155,9 @@ class Variants:
         batch_ids = list(batch_by_length(list(map(len, rows)), self.batch_tokens))
         batches = [[rows[row] for row in ids] for ids in batch_ids]
         results: list[list[float]] = []
-        for first in range(0, len(batches), team.round_batches):
-            results += team.map_round(SCORE, batches[first : first + team.round_batches])
+        num_batches = team.round_batches(SCORE)
+        for first in range(0, len(batches), num_batches):
+            results += team.map_round(SCORE, batches[first : first + num_batches])
         return restore_order(batch_ids, results)
 
     def _compare(

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from torch import Tensor
+
 from ...dataplane.tokenizers import Tokenizer
 from ...models.model.generate import Sampling, generate
 from ...models.model.model import Model
+from ..placement.local_rows import shares_rows
+from ..placement.ranks import RowRanks
+from ..placement.team import Team
+from ..weights.source import WeightSource
 from .likelihood import SCORE, score_batch
 
 GENERATE = "generate"
@@ -28,17 +34,33 @@ class GenerationRequest:
     """The answer ends before the first of these."""
 
 
-def batch_functions(load: Callable[[], tuple[Model, Tokenizer]]) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions for a `Team`, by name. A rank calls `load` at its first batch."""
+def batch_functions(
+    load: Callable[[], tuple[Model, Tokenizer]], agree: Callable[[Tensor], Tensor] = lambda ids: ids
+) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions for a `Team`, by name. A rank calls `load` at its first batch; `agree`
+    is that of `generate`."""
     load_once = cache(load)
     return {
         SCORE: lambda batch: score_batch(load_once()[0], batch),
-        GENERATE: lambda batch: generate_batch(*load_once(), batch),
+        GENERATE: lambda batch: generate_batch(*load_once(), batch, agree),
     }
 
 
+def rank_team(ranks: RowRanks, weights: WeightSource, tokenizer: Tokenizer) -> Team:
+    """Load the weights onto the ranks, and return the team that scores and generates. Ranks that
+    share rows only score: no operator keeps a state for a part of a row."""
+    model = ranks.load(weights)
+    functions = batch_functions(lambda: (model, tokenizer), ranks.broadcast_ids)
+    if shares_rows(model):
+        del functions[GENERATE]
+    return ranks.team(functions, functions[SCORE], joint=[GENERATE])
+
+
 def generate_batch(
-    model: Model, tokenizer: Tokenizer, batch: Sequence[GenerationRequest]
+    model: Model,
+    tokenizer: Tokenizer,
+    batch: Sequence[GenerationRequest],
+    agree: Callable[[Tensor], Tensor] = lambda ids: ids,
 ) -> list[str]:
     """Generate the answers. An answer that a stop sequence ended still contains it."""
     first, end = batch[0], tokenizer.info.end_of_document
@@ -50,6 +72,7 @@ def generate_batch(
         stop=end,
         vocab_size=tokenizer.info.vocab_size,
         ended=stop_condition(first.stop_sequences, tokenizer.decode),
+        agree=agree,
     )
     return [tokenizer.decode(ids[:-1] if ids and ids[-1] == end else ids) for ids in generated]
 

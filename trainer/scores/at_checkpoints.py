@@ -21,13 +21,13 @@ from ..cluster.agreement import broadcast_first, run_on_first
 from ..cluster.lost_ranks import LostRankError
 from ..folders.folder import SCORES, RunFolder
 from ..layout.devices import DeviceKind
+from ..placement.team import Team
 from ..weights import sample, source
 from ..weights.tokenizer import find_tokenizer
 from . import records
 from .answers import batch_functions
 from .config import ScoresConfig, check_installed
 from .missing import ScoreGap, failure_entry, unanswered_tasks
-from .team import Team
 
 if TYPE_CHECKING:
     from ...dataplane.tokenizers import Tokenizer

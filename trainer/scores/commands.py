@@ -12,7 +12,7 @@ from ...console import command
 from ...console.errors import SeveralErrors, StorageError, UserError
 from ..cluster.commands import RankCommand
 from ..folders.folder import RECALL, SCORES
-from ..layout.devices import DEVICES, DeviceKind
+from ..placement.options import PlacementOptions, placement_options
 from ..weights.commands import SOURCE, data_option, ema_option, step_option
 
 if TYPE_CHECKING:
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from ..weights.source import WeightSource
     from .config import ScoresConfig
 
-device_option = click.option(
-    "--device",
-    type=click.Choice(DEVICES),
-    default="auto",
-    show_default=True,
-    help="auto takes a GPU if there is one.",
-)
 batch_option = click.option(
     "--batch-tokens",
     type=click.IntRange(1),
@@ -74,7 +67,7 @@ def _parse_tasks(
 @step_option
 @ema_option
 @data_option
-@device_option
+@placement_options(shares_rows=True)
 @command.json_option
 @click.pass_context
 def eval_command(
@@ -89,7 +82,7 @@ def eval_command(
     step: int | None,
     ema: bool,
     data: str | None,
-    device: DeviceKind,
+    placement: PlacementOptions,
     as_json: bool,
 ) -> None:
     """Score a checkpoint on tasks of lm-evaluation-harness.
@@ -106,15 +99,12 @@ def eval_command(
     from .config import check_installed
 
     check_installed("trainer eval")
-    import torch.distributed as dist
-
-    from ..cluster.agreement import run_on_first
+    from ..placement.ranks import joined_row_ranks
     from ..weights import sample as samples
     from ..weights import source as sources
     from ..weights.tokenizer import find_tokenizer
     from . import records
-    from .answers import batch_functions
-    from .team import Team, joined_ranks
+    from .answers import rank_team
 
     config = _resolve_config(
         context,
@@ -137,10 +127,9 @@ def eval_command(
 
         return harness.load_tasks(config.tasks, config.include_path)
 
-    with joined_ranks():
-        manager = run_on_first(load_tasks) if dist.is_initialized() else load_tasks()
-        model = samples.load(weights, device)
-        team = Team(batch_functions(lambda: (model, tokenizer)))
+    with joined_row_ranks(placement.place(weights, as_trained=False)) as ranks:
+        manager = ranks.run_on_first(load_tasks)
+        team = rank_team(ranks, weights, tokenizer)
 
         def evaluate() -> tuple[dict[str, Any], list[UserError]]:
             from . import harness
@@ -260,7 +249,7 @@ def _parse_recall_tasks(
 @step_option
 @ema_option
 @data_option
-@device_option
+@placement_options(shares_rows=True)
 @command.json_option
 def recall(
     source: str,
@@ -272,7 +261,7 @@ def recall(
     step: int | None,
     ema: bool,
     data: str | None,
-    device: DeviceKind,
+    placement: PlacementOptions,
     as_json: bool,
 ) -> None:
     """Measure what a checkpoint recalls of its context, by length.
@@ -288,22 +277,21 @@ def recall(
     More: docs/eval.md
     """
     from ...dataplane.datasets.dataset import Dataset
+    from ..placement.ranks import joined_row_ranks
     from ..weights import sample as samples
     from ..weights import source as sources
     from ..weights.tokenizer import find_dataset
     from . import records
-    from .answers import batch_functions
+    from .answers import rank_team
     from .recall import Material, measure_recall
-    from .team import Team, joined_ranks
 
     weights = sources.find(source, step, average=ema)
     url, tokenizer = find_dataset(weights, data)
     samples.check_vocabulary(tokenizer, weights.model)
     records.check_length(weights, lengths[-1], "--lengths")
     material = Material.read(Dataset(url), lengths[-1])
-    with joined_ranks():
-        model = samples.load(weights, device)
-        team = Team(batch_functions(lambda: (model, tokenizer)))
+    with joined_row_ranks(placement.place(weights, as_trained=False)) as ranks:
+        team = rank_team(ranks, weights, tokenizer)
         options = {"count": examples, "seed": seed, "batch_tokens": batch_tokens}
         results_by_task = team.lead(
             lambda: measure_recall(team, material, tasks, lengths, **options)

@@ -27,12 +27,13 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._index import TaskIndex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from ...console.errors import InputError, RunError, UserError
+from ...console.errors import InputError, LayoutError, RunError, UserError
 from ...console.explain import nearest
 from ...console.log import can_rewrite_lines
 from ...dataplane.tokenizers import TextError
 from ...models.model.generate import Sampling
 from ..cluster.lost_ranks import LostRankError
+from ..placement.team import Team
 from ..weights.source import WeightSource
 from .answers import GENERATE, GenerationRequest
 from .config import ScoresConfig
@@ -40,7 +41,6 @@ from .index import build_index
 from .likelihood import ScoredRow, batch_by_length, restore_order, score_rows
 from .missing import ASKED, FAILED, INCLUDE_PATH, failure_reason
 from .records import context_length
-from .team import Team
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
@@ -160,6 +160,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # the harness has no type
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Generate a text after each context, up to the first stop sequence."""
+        if GENERATE not in self.team.functions:
+            raise LayoutError(
+                "a task generates texts, and ranks that share rows (--cp, --tp) cannot",
+                hint="share the weights alone: --shard",
+            )
         by_settings: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
             by_settings.setdefault(repr(request.args[1]), []).append(number)

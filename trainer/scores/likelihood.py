@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from ...models.model.model import Model
-from .team import Team
+from ...models.parallel.tensor import reduce
+from ..placement.local_rows import LocalRows, shares_rows, sum_over_ranks
+from ..placement.team import Team
 
 T = TypeVar("T")
 
@@ -77,23 +79,42 @@ def batch_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[
 
 @torch.no_grad()
 def score_batch(model: Model, rows: Sequence[ScoredRow]) -> list[Score]:
-    """Score rows together. Padding follows a row, so a causal model does not see it."""
-    device = model.embedding.weight.device
-    length = max(len(row.ids) for row in rows) - 1  # the last token is no input
-    inputs = [[*row.ids[:-1], *[0] * (length - len(row.ids) + 1)] for row in rows]
-    # The state that predicts a token is that of the position before.
-    indices = [
-        number * length + position - 1 for number, row in enumerate(rows) for position in row.scored
-    ]
+    """Score rows together. Padding follows a row, so a causal model does not see it. Collective
+    over the ranks that share the rows."""
+    inputs = LocalRows.cut(model, [row.ids[:-1] for row in rows])  # the last token is no input
+    hidden, _ = model.hidden(inputs.ids)  # [rows, local_length, d_model]
     targets = [row.ids[position] for row in rows for position in row.scored]
-    hidden, _ = model.hidden(torch.tensor(inputs, device=device))  # [rows, length, d_model]
-    hidden = hidden.flatten(0, 1)[torch.tensor(indices, device=device)]  # [targets, d_model]
-    likelihoods, likeliest = _score_targets(model, hidden, torch.tensor(targets, device=device))
+    predicting = _select_states(model, rows, inputs, hidden)
+    likelihoods, likeliest = _score_targets(
+        model, predicting, torch.tensor(targets, device=hidden.device)
+    )
     scores, end = [], 0
     for row in rows:
         start, end = end, end + len(row.scored)
         scores.append(Score(likelihoods[start:end], likeliest[start:end]))
     return scores
+
+
+def _select_states(
+    model: Model, rows: Sequence[ScoredRow], inputs: LocalRows, hidden: Tensor
+) -> Tensor:
+    """Return the states that predict the scored tokens, [targets, d_model], on all ranks."""
+    length = hidden.shape[1]
+    indices, numbers = [], []
+    places = ((row, position) for row, item in enumerate(rows) for position in item.scored)
+    for number, (row, position) in enumerate(places):
+        # The state that predicts a token is that of the position before.
+        index = position - 1 - inputs.first_state
+        if 0 <= index < length:
+            indices.append(row * length + index)
+            numbers.append(number)
+    states = hidden.flatten(0, 1)[torch.tensor(indices, dtype=torch.int64, device=hidden.device)]
+    num_targets = sum(len(row.scored) for row in rows)
+    if not shares_rows(model):
+        return states
+    selected = states.new_zeros(num_targets, states.shape[-1])
+    selected[torch.tensor(numbers, dtype=torch.int64, device=hidden.device)] = states
+    return sum_over_ranks(model, selected)  # one rank has each state
 
 
 def _score_targets(model: Model, hidden: Tensor, targets: Tensor) -> tuple[list[float], list[bool]]:
@@ -112,5 +133,20 @@ def score_positions(model: Model, hidden: Tensor, targets: Tensor) -> tuple[Tens
 
     hidden [n, d_model]: the states that predict the targets [n].
     """
-    log_probs = model.logits(hidden[None])[0].float().log_softmax(dim=-1)  # [n, vocab]
+    log_probs = _all_logits(model, hidden).float().log_softmax(dim=-1)  # [n, vocab]
     return log_probs.gather(1, targets[:, None])[:, 0], log_probs.argmax(dim=-1) == targets
+
+
+def _all_logits(model: Model, hidden: Tensor) -> Tensor:
+    """Return logits [n, vocab] of states [n, d_model], which all ranks have."""
+    axis = model.axes.tensor
+    if axis.size == 1:
+        return model.logits(hidden[None])[0]
+    padding = -len(hidden) % axis.size
+    padded = torch.cat([hidden, hidden.new_zeros(padding, hidden.shape[1])])
+    local = padded[axis.part(len(padded))]  # `logits` takes slices of rows, and gathers them
+    logits = model.logits(local[None])[0, : len(hidden)]
+    vocab_size = model.config.vocab_size  # shards of the vocabulary may differ by a row
+    all_logits = logits.new_zeros(len(hidden), vocab_size)
+    all_logits[:, axis.part(vocab_size)] = logits
+    return reduce(all_logits, axis)

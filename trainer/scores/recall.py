@@ -20,8 +20,8 @@ import numpy as np
 
 from ...console.errors import InputError
 from ...dataplane.datasets.dataset import Dataset
+from ..placement.team import Team
 from .likelihood import ScoredRow, score_rows
-from .team import Team
 
 KEY, VALUE = 16, 8
 """Tokens in a needle's key and value."""

@@ -1,15 +1,13 @@
-"""`trainer export` and `trainer sample`: commands that read a run's weights."""
+"""`trainer export`, and options of all commands that read a run's weights."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 
 import click
 
 from ...console import command
 from ...console.errors import UserError
-from ..layout.devices import DEVICES, DeviceKind
 
 
 def folder_formats() -> Collection[str]:
@@ -128,87 +126,3 @@ def export(
         dropped = ", ".join(template["different"])
         dropped_note = f"; different ones are left out: those of {dropped}" if dropped else ""
         command.say(f"the chat template is that of {template['source']}{dropped_note}")
-
-
-@click.command()
-@click.argument("source", metavar=SOURCE)
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="May be repeated.")
-@click.option(
-    "--tokens",
-    type=click.IntRange(1),
-    default=128,
-    show_default=True,
-    help="Most tokens to generate for a prompt.",
-)
-@click.option(
-    "--temperature",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="0 takes the most likely token.",
-)
-@click.option("--top-k", type=click.IntRange(1), help="Sample among the K most likely tokens.")
-@click.option(
-    "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Sample among the most likely tokens of this total probability.",
-)
-@click.option(
-    "--seed", type=int, default=0, show_default=True, help="The same seed gives the same text."
-)
-@step_option
-@ema_option
-@data_option
-@click.option(
-    "--device",
-    type=click.Choice(DEVICES),
-    default="auto",
-    show_default=True,
-    help="auto takes a GPU if there is one.",
-)
-@command.json_option
-def sample(
-    source: str,
-    prompts: tuple[str, ...],
-    tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-    step: int | None,
-    ema: bool,
-    data: str | None,
-    device: DeviceKind,
-    as_json: bool,
-) -> None:
-    """Generate text from prompts with a checkpoint's weights.
-
-    Without --prompt, each line of stdin is a prompt.
-
-    \b
-    Example:
-      trainer sample runs/anneal --prompt def --temperature 0.7 --top-p 0.9
-
-    More: docs/trainer.md
-    """
-    from ...models.model.generate import Sampling
-    from . import source as sources
-    from .sample import sample as complete_prompts
-    from .tokenizer import find_tokenizer
-
-    weights = sources.find(source, step, average=ema)
-    tokenizer = find_tokenizer(weights, data)
-    texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
-    if not texts:
-        raise click.UsageError("no prompt: give --prompt TEXT, or lines on stdin")
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    completions = complete_prompts(
-        weights, tokenizer, texts, tokens, sampling=sampling, device=device
-    )
-    if as_json:
-        command.emit({"from": weights.where, "samples": [vars(text) for text in completions]})
-        return
-    for completion in completions:
-        click.echo(f"{completion.prompt}{completion.text}")
-        if len(completions) > 1:
-            click.echo("─" * 40)

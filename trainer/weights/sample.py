@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from ...console.errors import InputError
 from ...dataplane.tokenizers import TextError
@@ -35,21 +36,28 @@ class Completion:
 
 
 def sample(
-    source: WeightSource,
+    model: Model,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     tokens: int,
     *,
     sampling: Sampling,
-    device: DeviceKind = "auto",
+    agree: Callable[[Tensor], Tensor] = lambda ids: ids,
 ) -> list[Completion]:
-    """Generate up to `tokens` tokens after each prompt. An empty prompt begins a document."""
+    """Generate up to `tokens` tokens after each prompt. An empty prompt begins a document. `agree`
+    is that of `generate`."""
     end = tokenizer.info.end_of_document
-    ids = _encode(tokenizer, prompts)
-    model = load(source, device)
+    ids = encode_prompts(tokenizer, prompts)
     check_vocabulary(tokenizer, model.config)
-    vocab_size = tokenizer.info.vocab_size
-    generated = generate(model, ids, tokens, sampling=sampling, stop=end, vocab_size=vocab_size)
+    generated = generate(
+        model,
+        ids,
+        tokens,
+        sampling=sampling,
+        stop=end,
+        vocab_size=tokenizer.info.vocab_size,
+        agree=agree,
+    )
     completions = []
     for prompt, new_ids in zip(prompts, generated, strict=True):
         ended = bool(new_ids) and new_ids[-1] == end
@@ -81,7 +89,7 @@ def load(source: WeightSource, device: DeviceKind = "auto") -> Model:
     return model.to(target).eval()
 
 
-def _encode(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Encode the prompts. An empty prompt becomes the end-of-document token, which precedes every
     document."""
     end = tokenizer.info.end_of_document

@@ -45,6 +45,7 @@ from headrace.trainer.loop.compute_time import HostClock
 from headrace.trainer.loop.hooks.hook import Hook
 from headrace.trainer.loop.loop import Loop, LoopOptions
 from headrace.trainer.loop.synthetic import SyntheticConfig, SyntheticLoader, SyntheticPlan
+from headrace.trainer.placement import team
 from headrace.trainer.record.config import WatchConfig
 from headrace.trainer.record.logger import LoggedRun
 from headrace.trainer.record.loggers import open_loggers
@@ -54,7 +55,6 @@ from headrace.trainer.record.stragglers import Stragglers
 from headrace.trainer.run.job import Job
 from headrace.trainer.run.request import RunRequest
 from headrace.trainer.run.resolve import load, resolve
-from headrace.trainer.scores import team
 
 TINY = CONFIGS / "tiny.yaml"
 SYNTHETIC = ["synthetic.steps=6", "synthetic.batch_rows=4", "synthetic.seq_len=16"]

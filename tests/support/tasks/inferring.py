@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +13,17 @@ import torch.distributed as dist
 from headrace.dataplane.tokenizers.byte import ByteConfig, ByteTokenizer
 from headrace.models.config.config import ModelConfig
 from headrace.models.config.options.precision import Precision, default_precision
+from headrace.models.model.generate import Sampling
 from headrace.models.model.model import initial_weights
 from headrace.models.weights import Weights
 from headrace.trainer.checkpoints.fragments import Fragment
 from headrace.trainer.engines.pieces import local
 from headrace.trainer.inference import rows
 from headrace.trainer.inference.embed import EMBED, Embedder, Sequences, embed
-from headrace.trainer.inference.placement import Placement
-from headrace.trainer.inference.ranks import RowRanks
-from headrace.trainer.layout.groups import create_groups
+from headrace.trainer.placement.placement import Placement
+from headrace.trainer.placement.ranks import RowRanks, place_ranks
+from headrace.trainer.scores import answers
+from headrace.trainer.scores.likelihood import ScoredRow, score_rows
 
 SCORE = "score"
 
@@ -46,8 +47,7 @@ class DrawnWeights:
 def join(config: ModelConfig, degrees: dict[str, int], precision: Precision | None) -> RowRanks:
     """Place the model on all ranks; without degrees, on this one alone."""
     placement = Placement.choose(config, precision or default_precision("cpu"), "cpu", **degrees)
-    parallel = create_groups(placement.layout, "cpu", timedelta(minutes=5)) if degrees else None
-    return RowRanks(placement, parallel)
+    return place_ranks(placement) if degrees else RowRanks(placement)
 
 
 def compute(
@@ -76,6 +76,7 @@ def compute(
     team = ranks.team({SCORE: score}, idle=score)
     alone = [[row] for row in ids]  # not a multiple of the ranks
     return {
+        **answer(ranks, config, batch),
         "scores": rows.score_batch(model, ids),
         "alone": team.lead(lambda: team.map_batches(SCORE, alone, "scoring", " rows")),
         "means": rows.mean_states(model, layers, ids),
@@ -83,6 +84,24 @@ def compute(
         "states": states,
         "held": held,
         "gathered": max(gathered),
+    }
+
+
+def answer(ranks: RowRanks, config: ModelConfig, batch: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Score every second token as `trainer eval` and `recall` do, and generate texts if the ranks
+    can, on rank 0."""
+    team = answers.rank_team(ranks, DrawnWeights(config), ByteTokenizer(ByteConfig()))
+    scored = [ScoredRow(row, range(1, len(row), 2)) for row in batch]
+    sampling = Sampling(temperature=0.9, seed=3)
+    requests = [  # each ends after another number of tokens
+        [answers.GenerationRequest(row[:length], 9, sampling, (chr(row[0]),))]
+        for length, row in enumerate(batch, start=3)
+    ]
+    generates = answers.GENERATE in team.functions
+    return {
+        "tokens": team.lead(lambda: score_rows(team, scored, 70)),
+        "texts": generates
+        and team.lead(lambda: team.map_batches(answers.GENERATE, requests, "generating", " texts")),
     }
 
 

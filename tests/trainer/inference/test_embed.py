@@ -28,7 +28,7 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.inference import parts
 from headrace.trainer.inference.embed import EMBED, Embedder, Sequences, embed
 from headrace.trainer.inference.parts import part_path
-from headrace.trainer.scores.team import Team
+from headrace.trainer.placement.team import Team
 
 DRAW = random.Random(6)
 TEXTS = ["".join(DRAW.choices("ACGT", k=length)) for length in (9, 30, 1, 17, 24, 2, 40, 5)]

@@ -16,7 +16,7 @@ from headrace.console.errors import LayoutError
 from headrace.models.config.config import load_model_config
 from headrace.models.config.options.precision import PRECISIONS, Fp8Config, default_precision
 from headrace.trainer.inference.memory import check_memory, count_memory, count_weights
-from headrace.trainer.inference.placement import Placement, choose_layout
+from headrace.trainer.placement.placement import Placement, choose_layout
 
 DRAW = random.Random(4)
 LIMIT = "headrace.trainer.inference.memory.memory_limit"
@@ -53,6 +53,10 @@ def test_ranks_give_the_scores_and_states_of_one(
         for mean, expected in zip(rank["means"], one_rank["means"], strict=True):
             assert torch.allclose(torch.tensor(mean), torch.tensor(expected), atol=1e-5)
     assert [score for [score] in results[0]["alone"]] == pytest.approx(one_rank["scores"], rel=1e-6)
+    for result, expected in zip(results[0]["tokens"], one_rank["tokens"], strict=True):
+        assert result.log_likelihoods == pytest.approx(expected.log_likelihoods, rel=1e-5)
+        assert result.likeliest == expected.likeliest
+    assert results[0]["texts"] == (row_ranks == 1 and one_rank["texts"])
     # Replicas compute the same rows; in each, consecutive ranks hold slices of them.
     length = 64 // row_ranks
     assert [rank["first"] for rank in results] == [

@@ -32,10 +32,10 @@ from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.inference import parts
 from headrace.trainer.inference.files.genome import Genome, reverse_complement
 from headrace.trainer.inference.parts import PartWriter
-from headrace.trainer.inference.placement import choose_precision
 from headrace.trainer.inference.rows import score_batch
 from headrace.trainer.inference.variants import SCORE, Variants
-from headrace.trainer.scores.team import Team
+from headrace.trainer.placement.placement import choose_precision
+from headrace.trainer.placement.team import Team
 from headrace.trainer.weights.source import find
 
 WINDOW = 32
@@ -258,7 +258,7 @@ def test_the_command_writes_parquet_and_tsv(run: RunFolder) -> None:
 PLUGIN = """
 import os, signal
 from headrace.trainer.inference import parts, variants
-from headrace.trainer.scores import team
+from headrace.trainer.placement import team
 parts.SHORTEST = parts.SHARE = 0.0
 score_chunk, chunks = variants.Variants._score_chunk, []
 team.ROUND = 1

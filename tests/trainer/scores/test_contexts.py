@@ -8,9 +8,9 @@ from lm_eval.api.instance import Instance
 from headrace.dataplane.tokenizers import byte
 from headrace.models.config.config import load_model_config
 from headrace.models.model.model import Model
+from headrace.trainer.placement.team import Team
 from headrace.trainer.scores import harness
 from headrace.trainer.scores.answers import batch_functions
-from headrace.trainer.scores.team import Team
 
 TEXTS = [
     ("", "  wheel"),

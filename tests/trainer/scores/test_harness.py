@@ -30,11 +30,11 @@ from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
 from headrace.trainer.layout.groups import Parallel
+from headrace.trainer.placement.team import Team
 from headrace.trainer.scores import answers, harness
 from headrace.trainer.scores.answers import batch_functions
 from headrace.trainer.scores.at_checkpoints import CheckpointScores
 from headrace.trainer.scores.config import ScoresConfig
-from headrace.trainer.scores.team import Team
 from headrace.trainer.weights import sample
 from headrace.trainer.weights import source as sources
 from headrace.trainer.weights.tokenizer import find_tokenizer

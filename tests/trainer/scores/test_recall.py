@@ -21,6 +21,7 @@ from headrace.reports.scores.recall_chart import recall_section
 from headrace.tokenize.cli import main as tokenize
 from headrace.trainer.cli import main
 from headrace.trainer.folders.folder import RunFolder
+from headrace.trainer.placement.team import Team
 from headrace.trainer.scores import recall
 from headrace.trainer.scores.likelihood import (
     SCORE,
@@ -31,7 +32,6 @@ from headrace.trainer.scores.likelihood import (
     score_rows,
 )
 from headrace.trainer.scores.recall import KEY, TASKS, Material, build_examples, measure_recall
-from headrace.trainer.scores.team import Team
 
 TEXT = Random(5).choices(range(30, 90), k=4000)
 BYTES = Material(TEXT, sorted(set(TEXT)))

@@ -8,7 +8,7 @@ import pytest
 from support.ranks.ranks import Ranks
 
 from headrace.console.errors import InputError
-from headrace.trainer.scores.team import Team
+from headrace.trainer.placement.team import Team
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -32,7 +32,7 @@ def test_a_seed_decides_the_text_and_only_ids_of_the_tokenizer_appear(run: RunFo
     result = sources.find(str(run.root))
     prompts = ["one", "", "three hundred"]
     said = [
-        sample.sample(result, TOKENIZER, prompts, 8, sampling=Sampling(seed=seed))
+        sample.sample(sample.load(result), TOKENIZER, prompts, 8, sampling=Sampling(seed=seed))
         for seed in (1, 1, 2)
     ]
     assert said[0] == said[1] != said[2]
@@ -45,7 +45,9 @@ def test_a_seed_decides_the_text_and_only_ids_of_the_tokenizer_appear(run: RunFo
 
 def test_temperature_0_takes_the_most_likely_token(run: RunFolder) -> None:
     result = sources.find(str(run.root))
-    (said,) = sample.sample(result, TOKENIZER, ["abc"], 1, sampling=Sampling(temperature=0))
+    (said,) = sample.sample(
+        sample.load(result), TOKENIZER, ["abc"], 1, sampling=Sampling(temperature=0)
+    )
     import torch
 
     model = sample.load(result, "cpu")
@@ -55,9 +57,10 @@ def test_temperature_0_takes_the_most_likely_token(run: RunFolder) -> None:
 
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(run: RunFolder) -> None:
+    model = sample.load(sources.find(str(run.root)))
     large = ByteTokenizer(ByteConfig(special_tokens=tuple(f"<{n}>" for n in range(100))))
     with pytest.raises(InputError, match="356 ids, the model embeds 300"):
-        sample.sample(sources.find(str(run.root)), large, ["a"], 1, sampling=Sampling())
+        sample.sample(model, large, ["a"], 1, sampling=Sampling())
 
 
 def test_prompts_are_options_or_lines_of_stdin(run: RunFolder, tmp_path: Path) -> None:

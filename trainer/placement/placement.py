@@ -101,12 +101,14 @@ def choose_layout(model: ModelConfig, tp: int, cp: int) -> LayoutConfig:
     return LayoutConfig(tp=tp, cp=cp, attention="a2a" if divisible else "ring")
 
 
-def choose_precision(weights: WeightSource, name: str | None, device: DeviceKind) -> Precision:
-    """Return the named precision; by default, the run's, or the device's for weights without a
-    run."""
+def choose_precision(
+    weights: WeightSource, name: str | None, device: DeviceKind, *, as_trained: bool = True
+) -> Precision:
+    """Return the named precision. By default `as_trained` the run's, or the device's for weights
+    without a run; else always the device's."""
     kind, stored = choose_device(device), _run_precision(weights)
     if name is None:
-        precision = stored or default_precision(kind)
+        precision = (stored if as_trained else None) or default_precision(kind)
     else:
         precision = stored if stored is not None and stored.name == name else PRECISIONS[name]
     if precision.fp8 is None:

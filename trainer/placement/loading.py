@@ -19,7 +19,7 @@ from ..layout.groups import Parallel
 from ..weights.source import WeightSource
 from .placement import Placement
 
-ENTRIES = ("hidden", "loss")
+ENTRIES = ("hidden", "loss", "logits")
 """Methods of the model that FSDP2 treats as forward passes."""
 
 

@@ -58,23 +58,24 @@ class Team:
         group: dist.ProcessGroup | None = None,
         *,
         workers: int | None = None,
-        members: int = 1,
-        idle: Callable[[Any], object] | None = None,
+        members: int | Mapping[str, int] = 1,
+        idle: Mapping[str, Callable[[Any], object]] | None = None,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         """The first `workers` ranks compute (default: all); the remaining ones wait. `members`
-        consecutive ranks compute a batch together, and the result is that of the first of them.
-        `idle` is called with the first batch of a round by ranks that have none left while further
-        ranks compute: all of them run equally many batches. `beat` is called after each batch and
-        each exchange."""
+        consecutive ranks compute a batch together (an int, or one for each function), and the
+        result is that of the first of them.
+        `idle` has functions that ranks without a batch left call, with the first batch of a round,
+        while further ranks compute: all of them run equally many batches. `beat` is called after
+        each batch and each exchange."""
         single = not dist.is_initialized()
         self.functions = functions
         self.group = group
         self.rank = 0 if single else dist.get_rank(group)
         self.size = 1 if single else dist.get_world_size(group)
-        self.members = members
-        self.replicas = min(self.size, workers or self.size) // members
-        self.idle = idle
+        self.members = dict.fromkeys(functions, members) if isinstance(members, int) else members
+        self.workers = min(self.size, workers or self.size)
+        self.idle = idle or {}
         self.beat = beat
 
     def lead(self, act: Callable[[], T]) -> T | None:
@@ -95,16 +96,20 @@ class Team:
         """Return the results by batch, on rank 0. `label` and `unit` are shown as progress."""
         results: list[Any] = []
         with Progress(label, total=sum(map(len, batches)), unit=unit) as progress:
-            for start in range(0, len(batches), self.round_batches):
-                round_batches = batches[start : start + self.round_batches]
+            num_batches = self.round_batches(function)
+            for start in range(0, len(batches), num_batches):
+                round_batches = batches[start : start + num_batches]
                 results += self.map_round(function, round_batches)
                 progress.advance(sum(map(len, round_batches)))
         return results
 
-    @property
-    def round_batches(self) -> int:
-        """Batches between two exchanges."""
-        return self.replicas * ROUND if self.size > 1 else 1
+    def replicas(self, function: str) -> int:
+        """Return the number of groups of ranks that compute batches."""
+        return self.workers // self.members[function]
+
+    def round_batches(self, function: str) -> int:
+        """Return the number of batches between two exchanges."""
+        return self.replicas(function) * ROUND if self.size > 1 else 1
 
     def map_round(self, function: str, batches: Sequence[Any]) -> list[Any]:
         """Return the results by batch, on rank 0, after one exchange."""
@@ -123,16 +128,19 @@ class Team:
 
     def _compute(self, function: str, batches: Sequence[Any]) -> list[Any]:
         """Compute this rank's batches. Return all ranks' results in order, on rank 0."""
+        members, replicas = self.members[function], self.replicas(function)
+        idle = self.idle.get(function)
+        replica = self.rank // members
+        local_batches = batches[replica::replicas] if replica < replicas else []
         local: list[Any] | UserError = []
         try:
-            local = [self._apply(function, batch) for batch in self._local_batches(batches)]
-            if self.idle is not None and len(local) < -(-len(batches) // self.replicas):
-                self.idle(batches[0])
+            local = [self._apply(function, batch) for batch in local_batches]
+            if idle is not None and len(local) < -(-len(batches) // replicas):
+                idle(batches[0])
         except Exception as error:  # raised on rank 0: the other ranks must not wait for ever
             local = error if isinstance(error, UserError) else self._unexpected_error(error)
-            if (
-                self.members > 1 or self.idle is not None
-            ):  # they may wait in the midst of the batch for this rank
+            if members > 1 or idle is not None:
+                # Further ranks may wait in the midst of the batch for this one.
                 raise local from error
         gathered: list[Any] = [local]
         if self.size > 1:
@@ -147,13 +155,9 @@ class Team:
             if isinstance(results, UserError):
                 raise results
         return [
-            gathered[number % self.replicas * self.members][number // self.replicas]
+            gathered[number % replicas * members][number // replicas]
             for number in range(len(batches))
         ]
-
-    def _local_batches(self, batches: Sequence[Any]) -> Sequence[Any]:
-        replica = self.rank // self.members
-        return batches[replica :: self.replicas] if replica < self.replicas else []
 
     def _apply(self, function: str, batch: Any) -> Any:
         result = self.functions[function](batch)
