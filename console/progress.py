@@ -39,6 +39,11 @@ def format_count(number: float, plural: str) -> str:
     return f"{format_number(number)} {plural.removesuffix('s') if number == 1 else plural}"
 
 
+def exact_count(number: int, things: str) -> str:
+    """Format a count with all its digits and its noun: '1 file', '1,234 files'."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+
+
 def format_seconds(seconds: float) -> str:
     """Format the seconds of a step: 1.0193 → '1.019 s', 0.000132 → '0.132 ms'."""
     return f"{seconds:.4g} s" if seconds >= 0.1 else f"{seconds * 1e3:.4g} ms"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command, page
+from ..console.progress import exact_count
 from .disclosure.cli import summary
 from .exposure.cli import find
 from .proof.cli import prove, verify
@@ -279,7 +280,10 @@ def audit(
         if span is None or text:
             raise click.UsageError("--out needs --rows, and contradicts --text")
         count = export_rows(auditor.reader, auditor.check_rows(span), Path(out))
-        command.say(f"wrote {out}: {count:,} pieces of documents in {len(span):,} rows")
+        command.say(
+            f"wrote {out}: {exact_count(count, 'pieces')} of documents in "
+            f"{exact_count(len(span), 'rows')}"
+        )
         return
     try:
         _print_rows(auditor, span, step, as_json)
@@ -303,7 +307,10 @@ def _print_rows(auditor: Auditor, span: range | None, step: int | None, as_json:
     if step is not None:
         audited, proved = auditor.step(step)
         if proved and opened.run is not None:
-            command.say(f"the {len(audited)} rows of step {step:,} match their hash in the ledger")
+            command.say(
+                f"the {exact_count(len(audited), 'rows')} of step {step:,} match "
+                "their hash in the ledger"
+            )
             if metrics := describe_recorded_step(opened.run, step):
                 command.say(metrics)
             if recorded := find_recorded(opened.run, step):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command
+from ..console.progress import exact_count
 
 if TYPE_CHECKING:
     from .accounting.summary import FindEngineState
@@ -311,7 +312,7 @@ def convert_model(
 
     report = convert_settings(source, out, data_parallel=dp)
     command.say(
-        f"{out}: model.yaml, mixture.yaml, run.yaml; {len(report.used)} keys used, "
+        f"{out}: model.yaml, mixture.yaml, run.yaml; {exact_count(len(report.used), 'keys')} used, "
         f"{len(report.elsewhere)} set elsewhere or not needed (listed in run.yaml)"
     )
     for line in report.missing:

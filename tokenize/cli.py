@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..console import command, page
+from ..console.progress import exact_count
 from ..dataplane.shards import FORMATS, writable_formats
 from . import options
 from .builder.options import chat_options, fim_options, genome_options
@@ -129,7 +130,10 @@ def build_command(as_json: bool, pack: int | None, pack_long: Long | None, **val
         return
     for url, manifest in manifests.items():
         if packing.bin_length(manifest) is None:
-            command.say(f"{url}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
+            command.say(
+                f"{url}: {exact_count(manifest.documents, 'documents')}, "
+                f"{exact_count(manifest.tokens, 'tokens')}"
+            )
         else:
             command.say(f"{url}: {packing.describe(manifest)}")
     command.say(describe_counts(sum_counts(next(iter(manifests.values())))))
@@ -169,7 +173,10 @@ def index_command(as_json: bool, **values: Any) -> None:
 
         command.emit(summary(values["url"]))
         return
-    command.say(f"{values['url']}: {manifest.documents:,} documents, {manifest.tokens:,} tokens")
+    command.say(
+        f"{values['url']}: {exact_count(manifest.documents, 'documents')}, "
+        f"{exact_count(manifest.tokens, 'tokens')}"
+    )
 
 
 @main.command("count")

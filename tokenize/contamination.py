@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..console.progress import Progress
+from ..console.progress import Progress, exact_count
 from ..dataplane import tokenizers
 from ..dataplane.arrays import Int64
 from ..dataplane.datasets.dataset import Dataset
@@ -211,13 +211,15 @@ def describe(report: Contamination) -> str:
     """Describe the findings as text: a line per evaluation, then a line per finding."""
     contaminated = len({finding.document for finding in report.findings})
     lines = [
-        f"{report.dataset}: {contaminated:,} of {report.documents:,} documents are contaminated"
+        f"{report.dataset}: {contaminated:,} of "
+        f"{exact_count(report.documents, 'documents')} are contaminated"
     ]
     for summary in report.evaluations:
         evaluation_findings = report.select_evaluation(summary.name)
         documents = len({finding.document for finding in evaluation_findings})
         lines.append(
-            f"  {summary.name}: {documents:,} documents, {len(evaluation_findings):,} places"
+            f"  {summary.name}: {exact_count(documents, 'documents')}, "
+            f"{exact_count(len(evaluation_findings), 'places')}"
             + (
                 f"; {summary.unmatched:,} of its documents are too short"
                 if summary.unmatched

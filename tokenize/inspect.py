@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..console.errors import InputError
-from ..console.progress import format_bytes, format_number
+from ..console.progress import exact_count, format_bytes, format_number
 from ..dataplane import tokenizers
 from ..dataplane.account.account import count_records_read, describe_splits, select_left_out
 from ..dataplane.datasets import manifest as manifests
@@ -97,7 +97,8 @@ def describe(url: str) -> str:
         documents, tokens = base_dataset_totals(manifest)
         lines.append(f"  view of {view.url}: its documents {view.text}")
         lines.append(
-            f"  {manifest.documents / max(1, documents):.1%} of its {documents:,} documents, "
+            f"  {manifest.documents / max(1, documents):.1%} of its "
+            f"{exact_count(documents, 'documents')}, "
             f"{manifest.tokens / max(1, tokens):.1%} of its {tokens:,} tokens"
         )
     if manifest.weights is not None:
@@ -118,7 +119,7 @@ def describe(url: str) -> str:
         )
     for number, generation in enumerate(manifest.generations):
         lines.append(
-            f"  generation {number}: {generation.documents:,} documents, "
+            f"  generation {number}: {exact_count(generation.documents, 'documents')}, "
             f"{format_number(generation.tokens)} tokens, "
             f"{format_bytes(generation.size)} in {generation.shards} shards"
         )
@@ -168,7 +169,9 @@ def document(url: str, number: int) -> ShownDocument:
     dataset = Dataset(url)
     total = int(dataset.shard_documents[-1])
     if not 0 <= number < total:
-        raise InputError(f"{url} has {total:,} documents, and none has number {number}")
+        raise InputError(
+            f"{url} has {exact_count(total, 'documents')}, and none has number {number}"
+        )
     start, end = dataset.document(number)
     ids = np.empty(end - start, np.int64)
     dataset.fill(start, ids)
@@ -184,7 +187,10 @@ def document(url: str, number: int) -> ShownDocument:
 def describe_document(url: str, number: int) -> str:
     """Describe a document: origin, kept fields, then its text."""
     shown_document = document(url, number)
-    lines = [f"--- document {number}: {len(shown_document.ids)} tokens, {shown_document.origin}"]
+    lines = [
+        f"--- document {number}: "
+        f"{exact_count(len(shown_document.ids), 'tokens')}, {shown_document.origin}"
+    ]
     if shown_document.fields is not None:
         lines.append(f"--- {format_fields(shown_document.fields)}")
     return "\n".join([*lines, text(url, shown_document.ids, shown_document.weights)])

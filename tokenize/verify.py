@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..console.errors import IntegrityError, UserError
-from ..console.progress import Progress
+from ..console.progress import Progress, exact_count
 from ..dataplane.datasets import fields, view
 from ..dataplane.datasets import manifest as manifests
 from ..dataplane.datasets.chunks import CHUNK_BYTES
@@ -107,7 +107,8 @@ class VerifyWorker:
         totals = shard.details.get(view.KEY, vars(shard))
         if (contents.documents, contents.tokens) != (totals["documents"], totals["tokens"]):
             return (
-                f"it has {contents.documents:,} documents and {contents.tokens:,} tokens; the "
+                f"it has {exact_count(contents.documents, 'documents')} and "
+                f"{contents.tokens:,} tokens; the "
                 f"manifest says {totals['documents']:,} and {totals['tokens']:,}"
             )
         if contents.largest_id >= manifest.tokenizer.vocab_size:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ...console.progress import exact_count
 from ..datasets import about, manifest, packing
 from ..datasets.about import About
 from ..datasets.manifest import Manifest
@@ -117,8 +118,11 @@ def describe_counts(counts: Mapping[str, int]) -> str:
     listed = [f"{count:,} {name}" for name, count in reasons[:MAX_REASONS]]
     if num_unlisted := sum(count for _, count in reasons[MAX_REASONS:]):
         listed.append(f"{num_unlisted:,} for other reasons (`tokenize inspect` lists them)")
-    expanded = "" if num_documents == read else f" as {num_documents:,} documents"
-    words = f"read {read:,} records{expanded}, kept {num_documents - sum(left_out.values()):,}"
+    expanded = "" if num_documents == read else f" as {exact_count(num_documents, 'documents')}"
+    words = (
+        f"read {exact_count(read, 'records')}{expanded}, kept "
+        f"{num_documents - sum(left_out.values()):,}"
+    )
     return "; ".join([words, f"left out: {', '.join(listed)}"] if listed else [words])
 
 

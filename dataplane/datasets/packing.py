@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...console.errors import IntegrityError
+from ...console.progress import exact_count
 from ..arrays import Int64
 from ..shards.format import PADDING, ShardLayout
 from .manifest import Manifest
@@ -128,5 +129,6 @@ def describe(manifest: Manifest) -> str:
     return (
         f"{bins:,} bins of {bin_length(manifest):,} tokens, "
         f"{count_padding(manifest) / max(1, manifest.tokens):.2%} of them padding; "
-        f"{documents:,} of {total:,} documents, {num_long:,} longer than a bin ({fate})"
+        f"{documents:,} of {exact_count(total, 'documents')}, {num_long:,} "
+        f"longer than a bin ({fate})"
     )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...console.errors import IntegrityError, StorageError
+from ...console.progress import exact_count
 from ..arrays import Int64
 from ..shards.format import ShardLayout
 from ..storage import storage
@@ -156,7 +157,8 @@ def read_selection(url: str, shard: Shard) -> Selection | None:
         documents = np.flatnonzero(is_selected)
     if len(documents) != shard.documents:
         raise IntegrityError(
-            f"{url} chooses {len(documents):,} documents of {shard.name}; its manifest says "
+            f"{url} chooses {exact_count(len(documents), 'documents')} of "
+            f"{shard.name}; its manifest says "
             f"{shard.documents:,}",
             hint=REMAKE_HINT,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from ...console.progress import exact_count
 from .eu_sources import NO, source_sections
 from .facts import TrainingFacts
 from .sections import Answer, Section, count_missing, say
@@ -172,7 +173,7 @@ def _reservations(facts: TrainingFacts) -> Section:
         ),
     ]
     rows = [
-        (source.title, f"left out by the build: {name}", f"{count:,} documents")
+        (source.title, f"left out by the build: {name}", exact_count(count, "documents"))
         for source in facts.sources
         if source.account is not None
         for name, count in source.account.left_out_by_build.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import __version__
+from ...console.progress import exact_count
 from .facts import SourceFacts, TrainingFacts
 
 SPEC = "3.0.1"
@@ -70,7 +71,8 @@ def _dataset(source: SourceFacts, base: str) -> dict[str, Any]:
     package: dict[str, Any] = {
         **_element("dataset_DatasetPackage", _identify(source, base)),
         "name": source.title,
-        "comment": seen + (f", of {source.tally.documents:,} documents" if source.tally else ""),
+        "comment": seen
+        + (f", of {exact_count(source.tally.documents, 'documents')}" if source.tally else ""),
         "software_packageVersion": source.dataset,
         "software_primaryPurpose": "data",
         "software_downloadLocation": stated.link or source.url,
@@ -112,7 +114,7 @@ def _licenses(source: SourceFacts, base: str) -> list[dict[str, Any]]:
 
 
 def _describe(facts: TrainingFacts) -> str:
-    steps = "a plan without a run" if facts.steps is None else f"{facts.steps:,} steps"
+    steps = "a plan without a run" if facts.steps is None else exact_count(facts.steps, "steps")
     proof = f", commitment {facts.commitment}" if facts.commitment else ""
     return f"{steps}, {facts.served_tokens:,} tokens; plan {facts.plan}{proof}"
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ...console.progress import exact_count
 from ...dataplane.shards.documents import DocumentOrigin, format_place
 from ..audit.audit_rows import ThroughView, describe_view, format_id
 
@@ -149,7 +150,8 @@ class RunSummary:
             else ""
         )
         return (
-            f"{run}: {self.seen_documents:,} of {self.documents:,} documents seen, in "
+            f"{run}: {self.seen_documents:,} of "
+            f"{exact_count(self.documents, 'documents')} seen, in "
             f"{self.exposures:,} pieces of {self.tokens:,} tokens with loss weight "
             f"{self.loss_weight:,g}{planned}"
         )

@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ...console.errors import PlanError, UserError
+from ...console.progress import exact_count
 from ...dataplane.arrays import Int64
 from ...dataplane.order.plan import Parent, Plan
 from ...dataplane.order.stream import Stream
@@ -88,7 +89,7 @@ class Lineage:
         facts = [
             "no ledger: rows are planned"
             if self.taken_steps is None
-            else f"has taken {self.taken_steps:,} steps"
+            else f"has taken {exact_count(self.taken_steps, 'steps')}"
         ]
         if len(self.served) > 1:
             facts.append(f"continues {', '.join(served.run for served in self.served[:-1])}")

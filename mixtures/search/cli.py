@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console import command
+from ...console.progress import exact_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -193,7 +194,8 @@ def _summary_lines(
         "" if error < mean_error else ": no better, so the shares do not explain the scores yet"
     )
     lines = [
-        f"measured    {len(measured.names)} mixtures; the best is {measured.names[best]}, "
+        f"measured    {exact_count(len(measured.names), 'mixtures')}; the best "
+        f"is {measured.names[best]}, "
         f"{measured.scores[best]:.4f} bits per byte",
         f"fit         off by {error:.4f} for a mixture that is left out; the mean of the others by "
         f"{mean_error:.4f}{verdict}",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ...console.errors import UserError
 from ...console.page import table
+from ...console.progress import exact_count
 from ...dataplane.account.account import Account, load_account
 from ...dataplane.account.fields import describe_field
 from ...dataplane.account.sample import MAX_SHARDS, QUANTILES, DatasetSample, take_sample
@@ -32,7 +33,8 @@ def render_card(stream: Stream, *, steps: int | None = None) -> str:
         [
             f"# Training data of plan {summary.hash[:16]}",
             "",
-            f"{summary.tokens:,} tokens in {summary.rows:,} rows and {summary.steps:,} steps. The "
+            f"{summary.tokens:,} tokens in {exact_count(summary.rows, 'rows')} "
+            f"and {exact_count(summary.steps, 'steps')}. The "
             "plan's hash covers the content of every row.",
             *taken,
             *([f"It continues the plan `{summary.parent}`."] if summary.parent else []),

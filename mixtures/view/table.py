@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ...console.progress import format_duration, format_number
+from ...console.progress import exact_count, format_duration, format_number
 from ..planning.continuation import Continuation
 from .controlled import format_bounds
 from .summary import PhaseUse, SourceUse, Summary
@@ -26,8 +26,9 @@ HEAD = (
 def format_table(summary: Summary, tokens_per_second: float | None = None) -> str:
     """Format a plan's summary; with a speed, also the time by source and phase."""
     lines = [
-        f"plan {summary.hash}: {summary.tokens:,} tokens in {summary.rows:,} rows and "
-        f"{summary.steps:,} steps{_hours(summary.tokens, tokens_per_second)}"
+        f"plan {summary.hash}: {summary.tokens:,} tokens in "
+        f"{exact_count(summary.rows, 'rows')} and "
+        f"{exact_count(summary.steps, 'steps')}{_hours(summary.tokens, tokens_per_second)}"
     ]
     if summary.continues:
         lines += ["", *_continuation(summary.continues)]

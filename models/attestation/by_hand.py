@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...console.errors import LayoutError, MisuseError
-from ...console.progress import Progress, format_duration
+from ...console.progress import Progress, exact_count, format_duration
 from ..kernels import KERNELS, NEXT, choice, faults
 from ..layers.attention import flash4
 from ..layers.attention.order import DEFAULT_ORDER
@@ -165,7 +165,7 @@ def _conclusion(record: Record) -> str:
     outcome = (
         f"{failed} kernel{'s' * (failed > 1)} failed"
         if failed
-        else f"{len(record.verdicts)} cases passed, each twice with equal bits"
+        else f"{exact_count(len(record.verdicts), 'cases')} passed, each twice with equal bits"
     )
     return f"{outcome} on {where}, in {format_duration(record.seconds)} ({record.digest})"
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ...console.errors import ConfigProblem, ConfigProblems
+from ...console.progress import exact_count
 from ..config.config import ModelConfig
 from ..config.options.base import OperatorOptions
 from ..config.options.rope import Rope
@@ -237,7 +238,7 @@ class LayerTypes:
                 f"`{unknown[0]}` is not supported; known: {known}"
                 if unknown
                 else (
-                    f"names {len(types)} layers, and num_hidden_layers is"
+                    f"names {exact_count(len(types), 'layers')}, and num_hidden_layers is"
                     f" {settings['num_hidden_layers']}"
                 )
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...console.errors import RunError
+from ...console.progress import exact_count
 from ...dataplane.runlog import writer as lines
 from ...dataplane.storage import storage
 from ...trainer.cluster import slurm
@@ -36,7 +37,7 @@ def train(folder: AnnealFolder, entries: Sequence[Entry], processes: int | None)
             failed.append(f"{folder.run_folder(entry.number).root}: exit code {code}")
     if failed:
         raise RunError(
-            f"{len(failed)} of {len(entries)} runs failed",
+            f"{len(failed)} of {exact_count(len(entries), 'runs')} failed",
             where="\n" + "\n".join(f"    {line}" for line in failed),
             hint="their errors are above; the same command trains them again",
         )

@@ -11,6 +11,7 @@ from headrace.console import progress
 from headrace.console.progress import (
     Progress,
     Waiting,
+    exact_count,
     format_bytes,
     format_duration,
     format_number,
@@ -157,3 +158,12 @@ def test_work_that_cannot_be_counted_shows_its_time(stream: io.StringIO) -> None
     assert stream.getvalue() == shown and shown.endswith("\n")
     with pytest.raises(ValueError), Waiting("sorting", stream=io.StringIO()):
         raise ValueError
+
+
+def test_counts_have_the_nouns_number() -> None:
+    assert exact_count(1, "documents") == "1 document"
+    assert [exact_count(number, "rows") for number in (0, 2, 12_345)] == [
+        "0 rows",
+        "2 rows",
+        "12,345 rows",
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ...console.errors import InputError, SeveralErrors
 from ...console.log import get_logger
+from ...console.progress import exact_count
 from ...dataplane.datasets.manifest import Manifest
 from ..corpus.drop_list import DropList, StoredList
 from ..corpus.screen import BY_LIST, NAMED_BY
@@ -76,7 +77,8 @@ def check_drops(
 
 def _missing_records_error(drop_list: StoredList, num_records: int, num_named: int) -> InputError:
     return InputError(
-        f"the drop list {drop_list.name} names {num_records:,} records of the inputs, and "
+        f"the drop list {drop_list.name} names "
+        f"{exact_count(num_records, 'records')} of the inputs, and "
         f"{num_records - num_named:,} of them are not there",
         where=drop_list.name,
         hint="make the list again from these inputs (`tokenize neardup`), or restore it from a "
@@ -89,11 +91,12 @@ def _no_match_error(drop_list: StoredList, files: Sequence[File], num_read: int)
     if drop_list.records:
         inputs = len({file.fingerprint for file in files} & set(drop_list.records))
         contents.append(
-            f"records of {len(drop_list.records):,} inputs, {inputs:,} of them read here"
+            f"records of {exact_count(len(drop_list.records), 'inputs')}, "
+            f"{inputs:,} of them read here"
         )
     return InputError(
         f"the drop list {drop_list.name} matches no document: {drop_list.entries:,} entries, "
-        f"{num_read:,} documents read ({'; '.join(contents)})",
+        f"{exact_count(num_read, 'documents')} read ({'; '.join(contents)})",
         where=drop_list.name,
         hint="name the field of the corpus' ids with --id-field, or use a list of these inputs",
     )

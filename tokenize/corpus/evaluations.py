@@ -18,6 +18,7 @@ import numpy as np
 
 from ...console.errors import InputError
 from ...console.log import get_logger
+from ...console.progress import exact_count
 from ..files.input_file import File
 from ..files.open_file import open_file
 from ..sources.delimited import record_blocks
@@ -160,7 +161,8 @@ def _read(
             lengths.add(length)
     if not words_read:
         raise InputError(
-            f"the evaluation {file.name} has no text in its {summary.documents:,} records",
+            f"the evaluation {file.name} has no text in its "
+            f"{exact_count(summary.documents, 'records')}",
             hint="check the file; --eval-fields names the fields that hold its text",
         )
     summary = replace(

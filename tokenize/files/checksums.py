@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from ...console.errors import InputError
+from ...console.progress import exact_count
 
 MIN_BLOCK_BYTES = 256 << 10
 """Bytes of a block; very large files have larger blocks."""
@@ -121,7 +122,8 @@ def name_content(digest: Any) -> str:
 def changed_inputs_error(names: Sequence[str]) -> InputError:
     """Return the error for inputs with other content than was hashed."""
     return InputError(
-        f"{len(names)} inputs changed while they were read: {', '.join(names[:10])}",
+        f"{exact_count(len(names), 'inputs')} changed while they were read: "
+        f"{', '.join(names[:10])}",
         hint="build from files that no program is writing",
     )
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ...console.errors import InputError, run_all
 from ...console.log import get_logger
-from ...console.progress import Progress
+from ...console.progress import Progress, exact_count
 from ...dataplane.storage import storage
 from .. import executors, sources
 from ..builder.lock import BuildLock
@@ -227,7 +227,8 @@ def describe(search: Results, out: str) -> str:
     curve = ", ".join(f"{s:g}: {p:.1%}" for s, p in lsh.curve)
     return "\n".join(
         [
-            f"{out}: {search.duplicates:,} of {search.documents:,} documents ({share:.1%}) are "
+            f"{out}: {search.duplicates:,} of "
+            f"{exact_count(search.documents, 'documents')} ({share:.1%}) are "
             f"near-duplicates of others, in {search.clusters:,} clusters",
             f"  {lsh.bands} bands of {lsh.rows} rows over runs of {lsh.ngram} words; probability "
             "to find a pair, by its similarity:",

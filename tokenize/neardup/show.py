@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...console.errors import InputError
+from ...console.progress import exact_count
 from .. import sources
 from ..chat.config import ChatFields
 from ..chat.messages import MessageContents
@@ -123,7 +124,7 @@ def _slice_with(slices: Sequence[Slice], record: int) -> Slice:
 def describe(cluster: Cluster) -> str:
     """Describe a cluster as text: the document that stays, side by side with every duplicate."""
     kept, *duplicates = cluster.members
-    lines = [f"cluster {cluster.cluster}: {cluster.documents:,} documents"]
+    lines = [f"cluster {cluster.cluster}: {exact_count(cluster.documents, 'documents')}"]
     lines.append(f"  stays: {kept.file}, record {kept.record + 1}")
     for duplicate in duplicates:
         lines.append(

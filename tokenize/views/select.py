@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...console.errors import InputError, MisuseError
+from ...console.progress import exact_count
 from ...dataplane.datasets import view
 from ...dataplane.datasets.dataset import Dataset
 from ...dataplane.datasets.manifest import Manifest
@@ -167,6 +168,7 @@ def describe_share(manifest: Manifest) -> str:
     documents, tokens = view.base_dataset_totals(manifest)
     share = manifest.tokens / max(1, tokens)
     return (
-        f"{manifest.documents:,} of {documents:,} documents, {manifest.tokens:,} tokens "
+        f"{manifest.documents:,} of {exact_count(documents, 'documents')}, "
+        f"{exact_count(manifest.tokens, 'tokens')} "
         f"({share:.1%})"
     )

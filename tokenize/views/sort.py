@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from ...console.errors import InputError, MisuseError
 from ...console.explain import nearest
+from ...console.progress import exact_count
 from ...dataplane.arrays import Int64
 from ...dataplane.datasets import view
 from ...dataplane.datasets.dataset import Dataset
@@ -192,4 +193,7 @@ def _left_out(counts: dict[str, int]) -> dict[str, int]:
 def describe_order(manifest: Manifest) -> str:
     """Describe a sorted view in a line."""
     by = manifest.settings[view.KEY][view.SORT_KEY]["by"]
-    return f"{manifest.documents:,} documents, {manifest.tokens:,} tokens, sorted by {by}"
+    return (
+        f"{exact_count(manifest.documents, 'documents')}, "
+        f"{exact_count(manifest.tokens, 'tokens')}, sorted by {by}"
+    )

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ...console.errors import IntegrityError
-from ...console.progress import format_number
+from ...console.progress import exact_count, format_number
 from ...dataplane.storage import storage
 from ...dataplane.storage.sealed import seal, unseal
 from ..folders.folder import RunFolder
@@ -53,7 +53,7 @@ def count_facts(job: Job) -> dict[str, Any]:
             **counts,
             "layers": layers,
             "note": f"{format_number(counts['parameters'])} parameters{active} in "
-            f"{len(layers)} layers",
+            f"{exact_count(len(layers), 'layers')}",
             "pattern": job.model.pattern,
             "width": job.model.width,
             "vocab_size": job.model.vocab_size,

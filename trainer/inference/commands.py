@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console import command
+from ...console.progress import exact_count
 from ..cluster.commands import RankCommand
 from ..weights.commands import SOURCE
 from .options import RowOptions, row_options
@@ -191,7 +192,9 @@ def embed(
     def survey() -> int:
         folder.check_free()
         count, longest, fullest = sequences.survey()
-        command.say(f"{format_count(count, 'sequences')}, the longest of {longest:,} tokens")
+        command.say(
+            f"{format_count(count, 'sequences')}, the longest of {exact_count(longest, 'tokens')}"
+        )
         rows, kept = max(1, fullest // max(1, longest)), len(names) * by_token
         command.say(check_memory(weights.model, rows, longest, placement, kept))
         return count
@@ -264,4 +267,6 @@ def _check_row_length(weights: WeightSource, length: int, option: str) -> None:
 def _describe_survey(survey: Survey) -> str:
     skipped = sum(survey.skipped.values())
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in survey.skipped.items())
-    return f"{survey.alleles:,} alleles" + (f", {skipped:,} skipped: {reasons}" * (skipped > 0))
+    return exact_count(survey.alleles, "alleles") + (
+        f", {skipped:,} skipped: {reasons}" * (skipped > 0)
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...console import command
 from ...console.log import get_logger
-from ...console.progress import format_number
+from ...console.progress import exact_count, format_number
 from ...dataplane.order.plan import Plan
 from ...dataplane.runlog import ledger
 from ...dataplane.runlog import writer as lines
@@ -145,7 +145,7 @@ def _prepare(job: Job) -> None:
     about = describe(job)
     command.say(
         f"{about['model']['stripe']}  {format_number(about['model']['parameters'])} parameters, "
-        f"{format_number(job.plan.tokens)} tokens in {job.plan.steps} steps, "
+        f"{format_number(job.plan.tokens)} tokens in {exact_count(job.plan.steps, 'steps')}, "
         f"{about['layout']['engine']} on {job.processes} "
         f"process{'es' * (job.processes > 1)} → {job.folder.root}"
     )

@@ -206,7 +206,7 @@ def test_every_key_of_the_class_is_read(kind: str, tmp_path: Path) -> None:
     [
         ("qwen3", {"hidden_act": "gelu"}, ["hidden_act", "gelu", "silu"]),
         ("qwen3-windows", {"layer_types": ["chunked_attention"] * 2}, ["layer_types", "chunked"]),
-        ("qwen3-windows", {"layer_types": ["full_attention"]}, ["layer_types", "names 1 layers"]),
+        ("qwen3-windows", {"layer_types": ["full_attention"]}, ["layer_types", "names 1 layer,"]),
         ("lfm2", {"conv_bias": True}, ["conv_bias", "True"]),
         ("lfm2", {"num_attention_heads": None}, ["num_attention_heads", "is required"]),
     ],

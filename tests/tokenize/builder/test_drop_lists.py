@@ -72,7 +72,7 @@ def test_a_list_that_matches_nothing_is_an_error_with_counts(
     assert not (tmp_path / "other").exists(), "it is known before anything is read"
     path = tmp_path / "drops.jsonl"
     path.write_text('{"input": "0000", "record": 3}\n')
-    with pytest.raises(InputError, match="records of 1 inputs, 0 of them read here"):
+    with pytest.raises(InputError, match="records of 1 input, 0 of them read here"):
         run_build(corpus, drop=(str(path),), out="third")
 
 

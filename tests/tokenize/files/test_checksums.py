@@ -64,7 +64,7 @@ def test_changed_bytes_are_never_read(
         end = min(at + size, len(data))
         blocks = range(at // block_bytes, -(-end // block_bytes)) if at < end else range(0)
         if changed // block_bytes in blocks:
-            with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+            with pytest.raises(InputError, match=r"1 input changed while .*a\.txt"):
                 stream.read(size)
         else:
             assert stream.read(size) == data[at:end]

@@ -102,7 +102,7 @@ def test_a_tick_of_the_file_system_passes_before_a_file_is_read(
 
     monkeypatch.setattr(file_hashes, "_hash_file", writing)
     monkeypatch.setattr("time.sleep", pauses.append)
-    with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+    with pytest.raises(InputError, match=r"1 input changed while .*a\.txt"):
         marks(file)
     assert pauses == [file_hashes.TICK if ticks == "fine" else file_hashes.COARSE_TICK]
     assert pauses[0] >= (0.01 if ticks == "fine" else 2)
@@ -114,7 +114,7 @@ def test_a_file_that_grew_since_it_was_listed_is_an_error(tmp_path: Path) -> Non
     file.write_text("one")
     files = find_files([str(file)], SourceConfig())
     file.write_text("one and two")
-    with pytest.raises(InputError, match=r"1 inputs changed while .*a\.txt"):
+    with pytest.raises(InputError, match=r"1 input changed while .*a\.txt"):
         hash_files(files)
 
 
@@ -180,7 +180,7 @@ def test_a_file_written_during_a_build_is_an_error_whatever_the_clock_says(
     if written == "before":
         overwrite()
     if written == "during":
-        with pytest.raises(InputError, match=r"1 inputs changed while .*1\.jsonl"):
+        with pytest.raises(InputError, match=r"1 input changed while .*1\.jsonl"):
             run_build(corpus)
     else:
         run_build(corpus)
@@ -214,7 +214,7 @@ def test_an_input_whose_content_changes_is_an_error_where_times_tell_nothing(
         hash_files(find_files([str(file)], SourceConfig()))
     with monkeypatch.context() as patch:
         patch.setattr(build, "run_tasks", changing)
-        with pytest.raises(InputError, match=rf"1 inputs changed while .*{name}"):
+        with pytest.raises(InputError, match=rf"1 input changed while .*{name}"):
             run_build(file)
     run_build(file)
 
@@ -277,5 +277,5 @@ def test_an_object_overwritten_during_a_build_is_an_error(
     hashed.check_unchanged(hashed.files)
     facts["a.txt"][key] = 2
     hashed.check_unchanged(hashed.files[1:])
-    with pytest.raises(InputError, match=r"1 inputs changed while .*s3://host/a\.txt"):
+    with pytest.raises(InputError, match=r"1 input changed while .*s3://host/a\.txt"):
         hashed.check_unchanged(hashed.files)
