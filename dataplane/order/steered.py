@@ -83,24 +83,22 @@ class SteeredOrder:
     def locate(self, rows: Int64) -> tuple[Int32, Int64]:
         """Return, by row, the source, and the draw: the number of earlier rows with this source."""
         sources, draws = np.empty(len(rows), np.int32), np.empty(len(rows), np.int64)
-        leg_ids = np.searchsorted(self.bounds[1:-1], rows, side="right")
-        for leg_id in np.unique(leg_ids).tolist():
-            mask, leg = leg_ids == leg_id, self.leg(leg_id)
-            leg_sources, leg_draws = leg.order.locate(rows[mask] - leg.first_row)
-            sources[mask], draws[mask] = leg_sources, leg_draws + leg.before[leg_sources]
+        for number, places in group_places(np.searchsorted(self.bounds[1:-1], rows, side="right")):
+            leg = self.leg(number)
+            leg_sources, leg_draws = leg.order.locate(rows[places] - leg.first_row)
+            sources[places], draws[places] = leg_sources, leg_draws + leg.before[leg_sources]
         return sources, draws
 
     def locate_draws(self, source: int, draws: Int64) -> Int64:
         """Return the rows of a source's draws; for draws after its last row, `self.rows`."""
         rows = np.full(len(draws), self.rows, np.int64)
         edges = [int(self.before(number)[source]) for number in range(len(self.bounds) - 1)]
-        edges.append(int(self.counts(self.rows)[source]))
-        for number, (first_draw, end_draw) in enumerate(pairwise(edges)):
-            mask = (draws >= first_draw) & (draws < end_draw)
-            if mask.any():
-                leg = self.leg(number)
-                rows[mask] = leg.order.locate_draws(source, draws[mask] - first_draw)
-                rows[mask] += leg.first_row
+        drawn = np.flatnonzero(draws < int(self.counts(self.rows)[source]))
+        leg_ids = np.searchsorted(edges[1:], draws[drawn], side="right")
+        for number, places in group_places(leg_ids):
+            leg, in_leg = self.leg(number), drawn[places]
+            rows[in_leg] = leg.order.locate_draws(source, draws[in_leg] - edges[number])
+            rows[in_leg] += leg.first_row
         return rows
 
     def counts(self, row: int) -> Int64:
@@ -181,6 +179,13 @@ class SteeredOrder:
             carried = self.leg(number).carried
             owed = self.debts(self.bounds[number])
         return tuple(debt - kept for debt, kept in zip(owed, carried, strict=True))
+
+
+def group_places(groups: Int64) -> Iterator[tuple[int, Int64]]:
+    """Yield each group with the places where it stands, from one sort for all groups."""
+    order = np.argsort(groups, kind="stable")
+    numbers, starts = np.unique(groups[order], return_index=True)
+    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=False)  # [] has one part
 
 
 def owed_rows(lines: Sequence[Line], num_rows: int) -> list[Fraction]:
