@@ -82,10 +82,10 @@ USES: dict[str, tuple[int, str]] = {
     ),
     "trainer/engines": (1, "no file: FSDP2's settings become those of one rank"),
     "trainer/guide": (6, "printed/config*.json, printed/recipes.json, keys/recipe.json"),
+    "trainer/inference": (1, "printed/sample.json"),
     "trainer/launch": (3, "commands.txt: the options of a start and the launcher's words"),
     "trainer/loop": (1, "world/main/signals.jsonl"),
     "trainer/record": (1, "world/main/ledger.jsonl"),
-    "trainer/weights": (1, "printed/sample.json"),
 }
 """How often the modules of a room use them, and the samples with the keys, or why none has them."""
 

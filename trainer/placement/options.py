@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,7 +63,7 @@ class PlacementOptions:
     @classmethod
     def take(cls, values: dict[str, Any]) -> PlacementOptions:
         """Remove the options' values from those of a command."""
-        names = [field.name for field in fields(cls) if field.name in values]
+        names = [name for name in cls.__annotations__ if name in values]
         return cls(**{name: values.pop(name) for name in names})
 
     def place(self, weights: WeightSource, *, as_trained: bool) -> Placement:
