@@ -36,9 +36,9 @@ def predict_unseen() -> list[UnseenPrediction]:
         attained = file.attained or Attained(source=file.device.source)
         figures = Figures(attained, TRAFFIC[run.family])
         error = PublishedLayout(run, figures).step(figures) / run.seconds - 1
-        others = [other for other in fitted if other.family == run.family]
+        known_runs = [known_run for known_run in fitted if known_run.family == run.family]
         assert run.first is not None, "an unseen run stores its first error"
-        constant = constant_error(run, others)
+        constant = constant_error(run, known_runs)
         predictions.append(UnseenPrediction(run, error, constant, run.first))
     return predictions
 

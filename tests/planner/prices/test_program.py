@@ -31,10 +31,10 @@ def build_machine(**settings: Any) -> Machine:
 
 
 def test_single_operations_repeat_no_messages(costs: Costs) -> None:
-    others = costs.replace_machine(build_machine(recompute_messages=False))
+    silent_costs = costs.replace_machine(build_machine(recompute_messages=False))
     split = Split(tp=2)
     [ours, *_], _ = costs.passes(split, 1)
-    [theirs, *_], _ = others.passes(split, 1)
+    [theirs, *_], _ = silent_costs.passes(split, 1)
     assert ours.forward["tensor"] > 0
     saved = ours.recompute_seconds[ELEMENTWISE] - theirs.recompute_seconds[ELEMENTWISE]
     assert saved == pytest.approx(ours.forward["tensor"], rel=1e-9)
