@@ -19,10 +19,11 @@ from ...console.errors import InputError
 from ...console.progress import Progress
 from ...dataplane.tokenizers import Tokenizer
 from ...models.model.model import Model
+from ..placement.local_rows import Ids
 from ..placement.team import Team
 from .files.sequences import read_sequences
 from .parts import PartWriter, part_path, write_table
-from .rows import NORM, Ids, encode_texts, mean_states, token_states
+from .rows import NORM, encode_texts, mean_states, token_states
 
 EMBED = "embed"
 """Name of the team's function that embeds a batch."""

@@ -18,12 +18,13 @@ import pyarrow as pa
 
 from ...console.progress import Progress
 from ...dataplane.tokenizers import Tokenizer
+from ..placement.local_rows import Ids
 from ..placement.team import Team
 from ..scores.likelihood import batch_by_length, restore_order
 from .files.genome import Genome, reverse_complement
 from .files.vcf import Allele, read_alleles
 from .parts import PartWriter
-from .rows import Ids, encode_texts
+from .rows import encode_texts
 
 SCORE = "score"
 """Name of the team's function that scores a batch."""
