@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ...trainer.layout.config import LayoutConfig
-from .grid import Grid, LayoutShape
+from .grid import LayoutShape
 
 SHAPE_SETTINGS = ("pp", "cp", "tp", "ep", "attention", "hyena_li", "delta")
 """Settings that a shape fixes."""
 
 Settings = Mapping[str, Any]
 """Values by name, as in `Grid.settings`."""
-
-
-def select_grids(grids: Iterable[Grid], settings: Settings | None) -> Iterator[Grid]:
-    """Yield the grids that have the settings."""
-    for grid in grids:
-        if not settings or has_settings(grid.settings(), settings):
-            yield grid
 
 
 def has_settings(known: Settings, required: Settings) -> bool:

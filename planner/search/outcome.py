@@ -31,6 +31,14 @@ class Candidate:
             return choices_by_layer(self.problem, self.solution)
         return [*self.assigned_choices]
 
+    @property
+    def is_fastest(self) -> bool:
+        """True if memory costs no time: each layer has the fastest choice of its kind."""
+        kinds = self.problem.kinds
+        fastest = [min(choice.backward for choice in kind.choices) for kind in kinds]
+        pairs = zip(self.problem.layers, self.choices, strict=True)
+        return all(choice.backward <= fastest[kind] for kind, choice in pairs)
+
 
 @dataclass
 class SearchOutcome:

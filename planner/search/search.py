@@ -5,9 +5,11 @@
                                          (bounds.py), and by the program over divisions (solve.py)
     plan      + cuts, choices of layers  priced by events
 
-A heap holds nodes on all three levels. The search pops the node with the lowest bound, expands it
-and pushes its children, unless the bound exceeds the prices of all questions that the node may
+A heap holds nodes, which yield rising bounds. The search pops the node with the lowest bound and
+pushes it again with its next one, unless that exceeds the prices of all questions that the node may
 answer: the best plans, the best plan of each idea, and with each kind of parallelism (ideas.py).
+Where the memory of a layout costs time, the layout with its optimizer in host memory is another
+node.
 
 Bytes beyond the budget cost more seconds than any step. So layouts that fit come first; where none
 does, those with the smallest excess follow, and the search ends with the nearest.
@@ -18,13 +20,13 @@ from __future__ import annotations
 import gc
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 from ...models.accounting.step import Timeline
+from ...trainer.engines.config import EngineConfig
 from ...trainer.layout.schedules import SCHEDULES
 from ..division.bounds import quick_bound
 from ..division.choices import EXCESSIVE, PENALTY
@@ -32,8 +34,8 @@ from ..division.fit import fit
 from ..division.problem import Problem, Solution
 from ..division.program import Start
 from ..division.solve import Divisions
-from ..grid.grid import Grid, LayoutShape, enumerate_shapes, list_shards
-from ..grid.settings import Settings, may_match_layout, may_match_shape, select_grids
+from ..grid.grid import Grid, LayoutShape, enumerate_shapes, find_refusal, list_shards
+from ..grid.settings import Settings, has_settings, may_match_layout, may_match_shape
 from ..prices.layers import Costs
 from ..prices.missing import refuse_offload
 from .exchange import PricedPlan, exchange_choices
@@ -105,12 +107,9 @@ class LayoutSearch:
         self.settings, self.simulate = settings, simulate
         self.num_best, self.num_ideas = num_best, num_ideas
         self.may_offload = refuse_offload(costs) is None
-        self.offloads = self.may_offload and settings is not None and "offload" in settings
-        """True if engines keep the optimizer in host memory."""
         self.outcome = SearchOutcome()
-        self._heap: list[tuple[float, int, Sequence[Idea], Callable[[], None]]] = []
-        """Bound, order of arrival, the ideas that the node may have, and the method that expands
-        it."""
+        self._heap: list[tuple[float, int, Sequence[Idea], Iterator[float]]] = []
+        """Bound, order of arrival, the ideas that the node may have, and its further bounds."""
         self._arrivals = count()
         self._idea_prices: dict[Idea, float] = {}
         self._kind_prices: dict[str, float] = {}
@@ -119,22 +118,17 @@ class LayoutSearch:
         """Price of the last idea among those that are shown; infinite while there are fewer."""
         self._state_bounds: dict[tuple[object, ...], float] = {}
         self._num_misfits = 0
+        self._offloading: dict[int, EngineConfig | None] = {}
+        """Engines that offload, by the identity of those that do not: costs are cached by it."""
         self._problems: dict[tuple[int, int, bool], Problem] = {}
 
     def run(self) -> SearchOutcome:
-        """Expand nodes until none has a bound below the worst of the best candidates. The optimizer
-        is offloaded where it is asked for, or where nothing fits without."""
+        """Refine nodes until none has a bound below the worst of the best candidates."""
         self._push_shapes()
         while self._heap:
-            bound, _, ideas, expand = heapq.heappop(self._heap)
-            if bound >= self._ceiling(ideas):
-                continue
-            if bound >= EXCESSIVE and self.may_offload and not self.offloads:
-                self.offloads = True
-                self._push_shapes()
-                self._push(bound, ideas, expand)
-            else:
-                expand()
+            bound, _, ideas, bounds = heapq.heappop(self._heap)
+            if bound < self._ceiling(ideas) and (bound := next(bounds, math.inf)) < math.inf:
+                self._push(bound, ideas, bounds)
         outcome = self.outcome
         improved = {id(c): improve_choices(self.costs, c) for c in outcome.all_candidates}
         outcome.candidates = sorted((improved[id(c)] for c in outcome.candidates), key=_rank)
@@ -162,9 +156,9 @@ class LayoutSearch:
         replaceable = max(NEAR_IDEA * self._last_idea_price, *kinds, 0.0)
         return min(NEAR * self._idea_prices.get(idea, math.inf), replaceable)
 
-    def _push(self, bound: float, ideas: Sequence[Idea], expand: Callable[[], None]) -> None:
+    def _push(self, bound: float, ideas: Sequence[Idea], bounds: Iterator[float]) -> None:
         if bound < self._ceiling(ideas):
-            heapq.heappush(self._heap, (bound, next(self._arrivals), ideas, expand))
+            heapq.heappush(self._heap, (bound, next(self._arrivals), ideas, bounds))
 
     def _push_shapes(self) -> None:
         costs = self.costs
@@ -179,58 +173,68 @@ class LayoutSearch:
                 bound = bound_shape(costs, shape, self.simulate)
                 ideas = [name_shape(shape, shard) for shard in list_shards(shape, per_node)]
                 self.outcome.kinds.update(kind for idea in ideas for kind in idea.kinds)
-                self._push(bound, ideas, partial(self._expand_shape, shape, bound))
+                self._push(bound, ideas, self._expand_shape(shape, bound))
 
-    def _expand_shape(self, shape: LayoutShape, lower_bound: float) -> None:
-        """Push the engines and schedules of a shape, bounded without the memory."""
-        problems: dict[int, Problem] = {}  # schedules differ in nothing else
-        grids = self.costs.grids(shape, self.num_gpus, offload=self.offloads)
-        for grid in select_grids(grids, self.settings):
-            if grid.engine.is_special_case and not self.settings:
-                continue
-            self.outcome.grids += 1
-            key, ideas = id(grid.engine), [name_idea(grid)]
-            if lower_bound >= self._ceiling(ideas):
-                continue
-            if key not in problems:
-                problems[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
-            bound = quick_bound(apply_schedule(problems[key], grid))
-            self._push(bound, ideas, partial(self._bound_memory, grid, bound))
+    def _expand_shape(self, shape: LayoutShape, bound: float) -> Iterator[float]:
+        """Push the engines and schedules of a shape; it has no further bound."""
+        fastest: dict[int, Problem] = {}  # schedules differ in nothing else
+        offload = self.may_offload and "offload" in (self.settings or ())
+        for grid in self.costs.grids(shape, self.num_gpus, offload=offload):
+            if self.settings or not grid.engine.is_special_case:
+                self._push_grid(grid, bound, fastest)
+        yield from ()
 
-    def _bound_memory(self, grid: Grid, lower_bound: float) -> None:
-        """Push a layout again with a bound that respects the budget: first by its state alone."""
-        ideas = [name_idea(grid)]
+    def _push_grid(self, grid: Grid, bound: float, fastest: dict[int, Problem]) -> None:
+        """Push a layout that has the settings, bounded without the memory."""
+        if not has_settings(grid.settings(), self.settings or {}):
+            return
+        self.outcome.grids += 1
+        key, ideas = id(grid.engine), [name_idea(grid)]
+        if bound < self._ceiling(ideas):
+            if key not in fastest:
+                fastest[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
+            bound = quick_bound(apply_schedule(fastest[key], grid))
+            self._push(bound, ideas, self._refine(grid, bound))
+
+    def _refine(self, grid: Grid, bound: float) -> Iterator[float]:
+        """Yield rising bounds on a layout's price: by its state, its bytes, and the start of its
+        division. Then add its best plan."""
         excess = self._bound_state(grid) / self.budget - 1
         if excess > 0:
             self.outcome.states += 1
-            self._push(
-                max(EXCESSIVE, PENALTY * excess), ideas, partial(self._bound_bytes, grid, 0.0)
-            )
-        else:
-            self._bound_bytes(grid, lower_bound)
+            self._push_offloaded(grid, bound)
+            yield max(EXCESSIVE, PENALTY * excess)
+        bytes_bound = quick_bound(self._problem(grid))
+        if binds := bytes_bound > bound * (1 + MARGIN):
+            if excess <= 0:
+                self._push_offloaded(grid, bound)
+            yield bytes_bound
+        start = Divisions(self._problem(grid)).find_start()
+        yield start.estimate
+        if self._solve(grid, start) and not binds:
+            self._push_offloaded(grid, bound)
 
-    def _bound_bytes(self, grid: Grid, lower_bound: float) -> None:
-        problem = self._problem(grid)
-        bound = quick_bound(problem)
-        if bound <= lower_bound:  # memory binds nothing, so this node is still the first
-            self._divide(grid, problem)
-        else:
-            ideas = [name_idea(grid)]
-            self._push(bound, ideas, lambda: self._divide(grid, self._problem(grid)))
+    def _push_offloaded(self, grid: Grid, bound: float) -> None:
+        """Push a layout whose memory costs time, with its optimizer in host memory."""
+        engine = grid.engine
+        if not self.may_offload or engine.offloads or engine.is_special_case:
+            return
+        if id(engine) not in self._offloading:
+            self._offloading[id(engine)] = engine.offloading()
+        if (offloading := self._offloading[id(engine)]) is not None:
+            offloaded = replace(grid, engine=offloading)
+            if find_refusal(offloaded, self.num_gpus, self.costs.precision) is None:
+                self._push_grid(offloaded, bound, {})
 
-    def _divide(self, grid: Grid, problem: Problem) -> None:
-        """Push a layout again with the start of its division."""
-        start = Divisions(problem).find_start()
-        self._push(start.estimate, [name_idea(grid)], partial(self._solve, grid, start))
-
-    def _solve(self, grid: Grid, start: Start) -> None:
-        """Add the best plan of a layout, if it beats the ceiling."""
+    def _solve(self, grid: Grid, start: Start) -> bool:
+        """Add the best plan of a layout, if it beats the ceiling. Return True if its memory costs
+        time."""
         self.outcome.solved += 1
         self._problems.clear()  # solving refines the sizes that problems were built from
         ceiling = self._ceiling([name_idea(grid)])
         result = fit_layout(self.costs, grid, self.budget, ceiling, start, simulate=self.simulate)
         if result is None:
-            return
+            return True
         candidate, fits = result
         if fits:
             self._add(candidate)
@@ -240,6 +244,7 @@ class LayoutSearch:
             self._num_misfits += start.estimate >= EXCESSIVE
             if self._num_misfits == MISFITS:
                 self._heap.clear()
+        return not (fits and candidate.is_fastest)
 
     def _add(self, candidate: Candidate) -> None:
         candidates, by_idea = self.outcome.candidates, self.outcome.by_idea

@@ -1,4 +1,5 @@
-"""Plans whose optimizer is in host memory: where nothing fits without, or where it is asked for."""
+"""Plans whose optimizer is in host memory: where that is faster, where nothing fits without, or
+where it is asked for."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from headrace.trainer.engines.deepspeed import DeepSpeedConfig
 from headrace.trainer.engines.fsdp2 import Fsdp2Config
 from headrace.trainer.engines.optimizers.muon import MuonConfig
 from headrace.trainer.run.config import RunConfig
+from headrace.trainer.run.layout_plan import LayoutPlan
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -57,6 +59,28 @@ def test_the_optimizer_is_offloaded_where_nothing_fits_without() -> None:
     with pytest.raises(PlanError) as muon:
         make_plans(replace(tight, run=replace(tight.run, optimizer=MuonConfig())))
     assert "Offload was not tried: optimizer.kind=muon runs on the device" in muon.value.where
+
+
+@pytest.mark.slow
+def test_the_optimizer_is_offloaded_where_that_is_faster() -> None:
+    """Where a plan without fits, too, but recomputes; with a slow host that plan is the best."""
+    plain = make_plans(question(0.9)).best
+    hardware = Hardware.load("h100")
+    assert plain is not None and hardware.file.host is not None
+    tight = question(0.7 * plain.predicted.memory / hardware.usable_memory)
+
+    def find_best(rate: float | None) -> LayoutPlan:
+        host = rate and replace(hardware.file.host, copy=rate, update=rate)
+        cluster = Hardware(replace(hardware.file, host=host), "mine.yaml")
+        best = make_plans(replace(tight, hardware=cluster)).best
+        assert best is not None and best.predicted.memory <= tight.budget
+        return best
+
+    on_device, fast, slow = map(find_best, (None, 1e14, 1e8))
+    assert "recompute" in on_device.predicted.by and not on_device.engine.offloads
+    assert fast.engine.offloads
+    assert fast.predicted.seconds < 0.99 * on_device.predicted.seconds
+    assert slow.predicted.seconds == on_device.predicted.seconds and not slow.engine.offloads
 
 
 def test_offload_is_explained_where_it_is_asked_for() -> None:
