@@ -13,8 +13,7 @@ from typing import Literal
 
 from headrace.models.config.options.precision import Fp8Config
 from headrace.models.config.options.recompute import Rule
-from headrace.planner.division.pricing import price_division
-from headrace.planner.division.problem import Choice
+from headrace.planner.division.problem import Choice, price_division
 from headrace.planner.grid.grid import Grid, make_grid
 from headrace.planner.hardware import Hardware
 from headrace.planner.hardware.file import Attained, Experts

@@ -27,19 +27,6 @@ from ...trainer.layout.simulate import LinkedPasses, link_passes, step_ends
 
 Numbers = NDArray[np.float64]
 Integers = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-
-
-class Hull(NamedTuple):
-    """Lower hull of a kind's choices in bytes and seconds, fastest first."""
-
-    choices: Sequence[int]
-    """Numbers of the choices."""
-    seconds: float
-    """Seconds of the fastest."""
-    bytes: float
-    segments: Sequence[tuple[float, float]]
-    """Between neighbours: seconds per byte saved, and bytes saved. Rates rise."""
 
 
 class Choice(NamedTuple):
@@ -56,6 +43,10 @@ class Choice(NamedTuple):
     name: Any = None
     """Label for the caller."""
 
+    def bytes(self, in_flight: float) -> float:
+        """Return the bytes without workspace, with so many micro-batches in flight."""
+        return self.state + in_flight * self.activations
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKind:
@@ -69,13 +60,19 @@ class LayerKind:
     """Shared module that the layer calls."""
 
     @cached_property
+    def fastest(self) -> float:
+        """Seconds of both passes with the fastest choice."""
+        return self.forward + min(choice.backward for choice in self.choices)
+
+    @cached_property
     def workspaces(self) -> list[float]:
         """Workspaces of the choices, in rising order."""
         return sorted(choice.workspace for choice in self.choices)
 
     @cached_property
-    def hulls(self) -> dict[tuple[float, int], Hull | None]:
-        """Hulls by micro-batches in flight and the number of choices within a workspace limit."""
+    def hulls(self) -> dict[tuple[float, int], Any]:
+        """Hulls (choices.py) by micro-batches in flight and the number of choices within a
+        workspace limit."""
         return {}
 
 
@@ -89,6 +86,12 @@ class FixedCosts:
     activations: float = 0.0
     workspace: float = 0.0
     update: float = 0.0
+
+    @property
+    def layer(self) -> LayerKind:
+        """The same as a kind of layer with one choice."""
+        choice = Choice(self.backward, self.state, self.activations, self.workspace)
+        return LayerKind(forward=self.forward, choices=(choice,), update=self.update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,20 +125,22 @@ class Problem:
         return self.stages * self.chunks
 
     @cached_property
-    def counts(self) -> Integers:
-        """[layers + 1, kinds]: number of layers by kind before every layer."""
-        counts = np.zeros((len(self.layers) + 1, len(self.kinds)), dtype=np.int64)
-        counts[np.arange(1, len(self.layers) + 1), self.layers] = 1
-        return counts.cumsum(axis=0)
+    def all_kinds(self) -> tuple[LayerKind, ...]:
+        """Kinds of layers, then the ends: they are layers of their own kinds."""
+        return (*self.kinds, self.first.layer, self.last.layer)
 
     @cached_property
-    def layer_counts(self) -> list[int]:
-        """Number of layers by kind."""
-        return [self.layers.count(kind) for kind in range(len(self.kinds))]
+    def counts(self) -> Integers:
+        """[layers + 1, all kinds]: number of layers by kind before every layer. The ends count with
+        the first and the last layer."""
+        counts = np.zeros((len(self.layers) + 1, len(self.all_kinds)), dtype=np.int64)
+        counts[np.arange(1, len(self.layers) + 1), self.layers] = 1
+        counts[1, -2] = counts[-1, -1] = 1
+        return counts.cumsum(axis=0)
 
-    def called_modules(self, kinds: Iterable[int]) -> list[FixedCosts]:
+    def called_modules(self, kinds: Iterable[LayerKind]) -> list[FixedCosts]:
         """Return the shared modules that layers of these kinds call."""
-        numbers = {self.kinds[kind].module for kind in kinds}
+        numbers = {kind.module for kind in kinds}
         return [module for number, module in enumerate(self.modules) if number in numbers]
 
     def stage_budget(self, stage: int) -> float:
@@ -160,11 +165,6 @@ class Problem:
         """Return the micro-batches in flight at a stage's fullest moment, by chunk."""
         moments = fullest_moments(self.schedule, self.stages, self.chunks, self.micro_batches)
         return moments[stage].in_flight
-
-    @property
-    def min_in_flight(self) -> int:
-        """Minimum over stages and chunks."""
-        return min(min(self.in_flight(stage)) for stage in range(self.stages))
 
 
 @lru_cache(maxsize=32)
@@ -191,8 +191,13 @@ class StagePlan:
     backward: tuple[float, ...]
     update: float
     memory: float
-    counts: tuple[tuple[tuple[int, ...], ...], ...] = ()
-    """Number of layers by chunk, kind and choice."""
+    choices: tuple[tuple[tuple[Choice, ...], ...], ...] = ()
+    """Choices of the layers, by chunk and kind; layers of a kind are alike."""
+
+    @property
+    def passes(self) -> list[float]:
+        """Seconds of both passes, by chunk."""
+        return [f + b for f, b in zip(self.forward, self.backward, strict=True)]
 
     @property
     def seconds(self) -> float:
@@ -200,53 +205,49 @@ class StagePlan:
         return sum(self.forward) + sum(self.backward)
 
 
-LayerChoices = Sequence[tuple[int, Choice, int]]
-"""Kinds of layers, their choice, and the number of layers that make it."""
-
-
-def cost_stage(problem: Problem, stage: int, chunks: Sequence[LayerChoices]) -> StagePlan:
-    """Return the costs of a stage whose chunks have these layers."""
-    in_flight = problem.in_flight(stage)
-    chunk_ends = [list(problem.end_costs(chunk)) for chunk in problem.stage_chunks(stage)]
-    layers = [group for groups in chunks for group in groups]
-    ends = [end for ends in chunk_ends for end in ends]
-    modules = problem.called_modules(kind for kind, *_ in layers)
-    costs: list[list[tuple[Choice | FixedCosts, int]]] = [
-        [*((choice, count) for _, choice, count in groups), *((end, 1) for end in ends)]
-        for groups, ends in zip(chunks, chunk_ends, strict=True)
-    ]
-    state = sum(count * cost.state for pairs in costs for cost, count in pairs)
-    activations = sum(
-        n * count * cost.activations
-        for n, pairs in zip(in_flight, costs, strict=True)
-        for cost, count in pairs
-    )
+def cost_stage(
+    problem: Problem, stage: int, chunks: Sequence[Iterable[tuple[LayerKind, Choice]]]
+) -> StagePlan:
+    """Return the costs of a stage whose chunks have these layers, without choices."""
+    forward, backward, update, memory, workspace = [], [], 0.0, 0.0, 0.0
+    kinds: dict[int, LayerKind] = {}
+    for chunk, in_flight, layers in zip(
+        problem.stage_chunks(stage), problem.in_flight(stage), chunks, strict=True
+    ):
+        ends = [end.layer for end in problem.end_costs(chunk)]
+        pairs = [*layers, *((end, end.choices[0]) for end in ends)]
+        forward.append(sum(kind.forward for kind, _ in pairs))
+        backward.append(sum(choice.backward for _, choice in pairs))
+        update += sum(kind.update for kind, _ in pairs)
+        memory += sum(choice.bytes(in_flight) for _, choice in pairs)
+        workspace = max(workspace, *(choice.workspace for _, choice in pairs))
+        kinds.update((id(kind), kind) for kind, _ in pairs)
+    modules = problem.called_modules(kinds.values())
     return StagePlan(
-        forward=tuple(
-            sum(count * problem.kinds[kind].forward for kind, _, count in groups)
-            + sum(end.forward for end in ends)
-            for groups, ends in zip(chunks, chunk_ends, strict=True)
-        ),
-        backward=tuple(sum(count * cost.backward for cost, count in pairs) for pairs in costs),
-        update=sum(count * problem.kinds[kind].update for kind, _, count in layers)
-        + sum(end.update for end in ends)
-        + sum(module.update for module in modules),
-        memory=state
-        + sum(module.state for module in modules)
-        + activations
-        + max(cost.workspace for pairs in costs for cost, _ in pairs),
+        forward=tuple(forward),
+        backward=tuple(backward),
+        update=update + sum(module.update for module in modules),
+        memory=memory + workspace + sum(module.state for module in modules),
     )
 
 
 @dataclass(frozen=True)
-class Solution:
-    """A division with its choices, priced by events."""
+class Division:
+    """Cuts with a choice for every layer, and their price."""
 
     price: float
     cuts: Cuts
+    choices: tuple[Choice, ...]
+    """By layer."""
     stages: tuple[StagePlan, ...]
+
+
+@dataclass(frozen=True)
+class Solution(Division):
+    """The best division that a search has found."""
+
     bound: float
-    """Lower bound on every solution's price."""
+    """Lower bound on every division's price."""
 
 
 def price(problem: Problem, stages: Sequence[StagePlan]) -> float:
@@ -260,3 +261,16 @@ def price(problem: Problem, stages: Sequence[StagePlan]) -> float:
     links = link(problem.schedule, problem.stages, problem.chunks, problem.micro_batches)
     ends = step_ends(links, costs, problem.message, problem.stages)
     return max(end + plan.update for end, plan in zip(ends, stages, strict=True))
+
+
+def price_division(problem: Problem, cuts: Cuts, choices: Sequence[Choice]) -> Division:
+    """Price a division; `choices` has one for every layer."""
+    layers = [
+        (problem.kinds[kind], choice) for kind, choice in zip(problem.layers, choices, strict=True)
+    ]
+    chunks = [layers[slice(*layer_range)] for layer_range in problem.ranges(cuts)]
+    stages = tuple(
+        cost_stage(problem, stage, chunks[stage :: problem.stages])
+        for stage in range(problem.stages)
+    )
+    return Division(price(problem, stages), cuts, tuple(choices), stages)

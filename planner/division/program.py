@@ -7,19 +7,24 @@ result is then a lower bound on the step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ...trainer.layout.cuts import Cuts
-from .choices import price_overflow
-from .problem import Flags, Integers, Numbers, StagePlan
-from .stages import Stages
+from .choices import Relaxation
+from .problem import Integers, Numbers, Problem
 
 TIE = 1e-6
 """Part of the step by which times are equal."""
+
+BISECTIONS = 12
+"""Limits that are tried when chunks are filled."""
+
+Relax = Callable[[Sequence[float]], Relaxation]
+"""Returns the linear programs for micro-batches in flight."""
 
 
 class Start(NamedTuple):
@@ -30,24 +35,14 @@ class Start(NamedTuple):
     cuts: Cuts
 
 
-class RangeTimes(NamedTuple):
-    """Seconds of a stage's layers if it has the range [first, end)."""
-
-    forward: Numbers
-    backward: Numbers
-    """Infinite for ranges that are no chunk."""
-    update: Numbers
-    """Outside the passes, with those of the ends."""
-
-
 @lru_cache(maxsize=64)
 def _count_ranges(
     layers: tuple[int, ...], num_kinds: int, chunks: int
-) -> tuple[Integers, Integers, Flags]:
+) -> tuple[Integers, Integers, Numbers]:
     """Count the layers by kind in all ranges [first, end) that may be a chunk.
 
-    Return the distinct counts [rows, kinds]; the row of every range [first, end]; and a flag for
-    ranges that are no chunk. Many ranges share a row: times are computed by row.
+    Return the distinct counts [rows, kinds]; the row of every range [first, end]; and 0, or
+    infinity for ranges that are no chunk. Many ranges share a row: times are computed by row.
     """
     one_hot = np.eye(num_kinds, dtype=np.int64)[list(layers)]
     prefix = np.concatenate([np.zeros((1, num_kinds), dtype=np.int64), one_hot.cumsum(axis=0)])
@@ -57,109 +52,106 @@ def _count_ranges(
     invalid = (lengths <= 0) | (lengths > len(layers) - chunks + 1) | (num_neighbours >= chunks)
     between = np.where(invalid[:, :, None], 0, prefix[None, :, :] - prefix[:, None, :])
     counts, row = np.unique(between.reshape(-1, num_kinds), axis=0, return_inverse=True)
-    return counts, row.reshape(invalid.shape), invalid
+    return counts, row.reshape(invalid.shape), np.where(invalid, np.inf, 0.0)
 
 
-class Program:
-    """A dynamic program over the chunks of a problem."""
+def _time_ranges(problem: Problem, relax: Relax, stage: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Return, for every range [first, end), seconds of a stage in the forward and backward pass,
+    and outside the passes, if each of its chunks has the range's layers. Backward seconds of ranges
+    that are no chunk are infinite."""
+    counts, row, invalid = _count_ranges(problem.layers, len(problem.kinds), problem.all_chunks)
+    ends = np.array([[stage == 0, stage == problem.stages - 1]]).repeat(len(counts), axis=0)
+    counts = np.hstack([counts * problem.chunks, ends])
+    forward, update = (
+        counts @ np.array([(k.forward, k.update) for k in problem.all_kinds]).T[..., None]
+    )
+    budget = np.full(len(counts), problem.stage_budget(stage))
+    for number, module in enumerate(problem.modules):
+        calls = counts[:, [kind.module == number for kind in problem.all_kinds]].any(axis=1)
+        budget, update = budget - module.state * calls, update + module.update * calls[:, None]
+    mean_in_flight = sum(problem.in_flight(stage)) / problem.chunks
+    backward = relax([mean_in_flight]).table(counts, budget)
+    return forward[row, 0], backward[row] + invalid, update[row, 0]
 
-    def __init__(self, stages: Stages) -> None:
-        self.stages, self.problem = stages, stages.problem
 
-    def run(self) -> Start:
-        """Return the cuts with the shortest step."""
-        problem = self.problem
-        p, m, chunks, layers = (
-            problem.stages, problem.micro_batches, problem.all_chunks, len(problem.layers),
-        )  # fmt: skip
-        remaining, trips = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
-        """By the first layer of the chunks that remain: bound on the seconds from the first pass of
-        a stage to the end of the step, and seconds of a micro-batch to the last chunk and back."""
-        remaining[layers] = trips[layers] = 0.0
-        ends: list[Integers] = []
-        for chunk in reversed(range(chunks)):
-            table = self._tables[chunk % p]
-            fixed = list(problem.end_costs(chunk))
-            backward = table.backward + problem.chunks * sum(end.backward for end in fixed)
-            passes = table.forward + problem.chunks * sum(end.forward for end in fixed) + backward
-            hop = 2 * problem.message if chunk < chunks - 1 else 0.0
-            trip = passes + hop + trips
-            if problem.chunks > 1:
-                step = np.maximum(m * passes, remaining)
-            else:
-                fits = np.isfinite(trip)
-                alone = problem.schedule.bound(
-                    m, p - chunk, np.where(fits, passes, 0.0), np.where(fits, backward, 0.0),
-                    np.where(fits, trip, 0.0),
-                )  # fmt: skip
-                step = np.maximum(np.where(fits, alone, np.inf), passes + hop + remaining)
-            if chunk == 0:
-                step = step + table.update
-            # Of equal steps, the chunk that is nearest to the mean of those that remain is best.
-            uneven = np.abs(
-                passes - problem.chunks * self._fastest_passes[:, None] / (chunks - chunk)
+def find_cuts(problem: Problem, relax: Relax) -> Start:
+    """Return the cuts with the shortest step."""
+    p, m, chunks, layers = (
+        problem.stages, problem.micro_batches, problem.all_chunks, len(problem.layers),
+    )  # fmt: skip
+    tables = [_time_ranges(problem, relax, stage) for stage in range(p)]
+    fastest = sum_fastest(problem)
+    remaining, trips = np.full(layers + 1, np.inf), np.full(layers + 1, np.inf)
+    """By the first layer of the chunks that remain: bound on the seconds from the first pass of a
+    stage to the end of the step, and seconds of a micro-batch to the last chunk and back."""
+    remaining[layers] = trips[layers] = 0.0
+    ends: list[Integers] = []
+    for chunk in reversed(range(chunks)):
+        forward, backward, update = tables[chunk % p]
+        passes = forward + backward
+        hop = 2 * problem.message if chunk < chunks - 1 else 0.0
+        trip = passes + hop + trips
+        if problem.chunks > 1:
+            step = np.maximum(m * passes, remaining)
+        else:
+            fits = np.isfinite(trip)
+            alone = problem.schedule.bound(
+                m,
+                p - chunk,
+                *(np.where(fits, seconds, 0.0) for seconds in (passes, backward, trip)),
             )
-            ends.append((step + TIE * m * uneven).argmin(axis=1))
-            remaining, trips = step.min(axis=1), trip.min(axis=1)
-        first, cuts = 0, []
-        for end in reversed(ends):
-            first = int(end[first])
-            cuts.append(first)
-        return Start(float(remaining[0]), tuple(cuts[:-1]))
+            step = np.maximum(np.where(fits, alone, np.inf), passes + hop + remaining)
+        if chunk == 0:
+            step = step + update
+        # Of equal steps, the chunk that is nearest to the mean of those that remain is best.
+        uneven = np.abs(passes - problem.chunks * fastest[:, None] / (chunks - chunk))
+        ends.append((step + TIE * m * uneven).argmin(axis=1))
+        remaining, trips = step.min(axis=1), trip.min(axis=1)
+    cuts = [0]
+    for end in reversed(ends):
+        cuts.append(int(end[cuts[-1]]))
+    return Start(float(remaining[0]), tuple(cuts[1:-1]))
 
-    def balance_cuts(self) -> Cuts:
-        """Return cuts into chunks of nearly equal seconds."""
-        passes, chunks = self._fastest_passes, self.problem.all_chunks
-        layers, cuts = len(self.problem.layers), [0]
-        for chunk in range(1, chunks):
-            near = int(np.searchsorted(-passes, -passes[0] * (1 - chunk / chunks)))
-            cuts.append(min(max(near, cuts[-1] + 1), layers - (chunks - chunk)))
-        return tuple(cuts[1:])
 
-    def use_whole_layers(self, cuts: Cuts, plans: Sequence[StagePlan]) -> None:
-        """Replace the times of these cuts by those of their stages' choices."""
-        for stage, (plan, (first, end)) in enumerate(
-            zip(plans, self.problem.ranges(cuts), strict=True)
-        ):
-            fixed = sum(part.backward for _, part in self.stages.ends(stage))
-            excess = price_overflow(self.problem, plan.memory - self.problem.stage_budget(stage))
-            self._tables[stage].backward[first, end] = plan.backward[0] - fixed + excess
+def fill_chunks(problem: Problem, costs: Numbers) -> Cuts:
+    """Return cuts that share costs [chunks, layers] evenly by stages: each chunk fills its stage up
+    to its turn's part of a limit, which is the smallest that leaves no layer over."""
+    sums = np.hstack([np.zeros((len(costs), 1)), costs.cumsum(axis=1)])
+    last, layers = len(costs) - 1, len(problem.layers)
+    low, high = 0.0, float(costs.max(axis=0).sum())
+    for _ in range(BISECTIONS):
+        limit = (low + high) / 2
+        loads, cuts = [0.0] * problem.stages, [0]
+        for chunk, row in enumerate(sums):
+            turn, stage = divmod(chunk, problem.stages)
+            room = limit * (turn + 1) / problem.chunks - loads[stage]
+            end = int(np.searchsorted(row, row[cuts[-1]] + room, side="right")) - 1
+            cuts.append(min(max(end, cuts[-1] + 1), layers - (last - chunk)))
+            loads[stage] += row[cuts[-1]] - row[cuts[-2]]
+        low, high = (low, limit) if cuts[-1] == layers else (limit, high)
+    return tuple(cuts[1:-1])
 
-    @cached_property
-    def _tables(self) -> list[RangeTimes]:
-        """Times of all ranges of layers, by stage."""
-        problem = self.problem
-        counts, row, invalid = _count_ranges(problem.layers, len(problem.kinds), problem.all_chunks)
-        tables = []
-        for stage in range(problem.stages):
-            rows = [*self._row_times(stage, counts)]
-            forward, backward, update = (column[row] for column in rows)
-            tables.append(RangeTimes(forward, np.where(invalid, np.inf, backward), update))
-        return tables
 
-    def _row_times(self, stage: int, counts: Integers) -> Iterator[Numbers]:
-        """Yield, by row: seconds of a stage's layers in the forward and backward pass, and outside
-        the passes, if each of its chunks has a row's layers."""
-        problem = self.problem
-        in_flight, ends = problem.in_flight(stage), self.stages.ends(stage)
-        budget = np.full(len(counts), self.stages.layer_budget(stage))
-        update = counts @ np.array([kind.update for kind in problem.kinds]) * problem.chunks
-        update = update + sum(end.update for _, end in ends)
-        for number, module in enumerate(problem.modules):
-            users = [kind.module == number for kind in problem.kinds]
-            calls = counts[:, users].sum(axis=1) > 0
-            budget, update = budget - module.state * calls, update + module.update * calls
-        yield counts @ np.array([kind.forward for kind in problem.kinds]) * problem.chunks
-        relaxation = self.stages.relaxation(stage, [sum(in_flight) / problem.chunks])
-        yield relaxation.table(counts * problem.chunks, budget)
-        yield update
+def balance_seconds(problem: Problem) -> Cuts:
+    """Return cuts into stages of nearly equal seconds with the fastest choices."""
+    seconds = -np.diff(sum_fastest(problem))
+    return fill_chunks(problem, np.tile(seconds, (problem.all_chunks, 1)))
 
-    @cached_property
-    def _fastest_passes(self) -> Numbers:
-        """[first]: seconds of both passes from a layer to the last one, without recomputation."""
-        kinds, ends = self.problem.kinds, (self.problem.first, self.problem.last)
-        by_kind = [kind.forward + min(c.backward for c in kind.choices) for kind in kinds]
-        times = np.array([by_kind[kind] for kind in self.problem.layers] + [0.0])
-        times[[0, -2]] += [end.forward + end.backward for end in ends]
-        sums: Numbers = times[::-1].cumsum()[::-1]
-        return sums
+
+def balance_bytes(problem: Problem) -> Cuts:
+    """Return cuts into stages of nearly equal bytes with the smallest choices."""
+    costs = []
+    for chunk in range(problem.all_chunks):
+        turn, stage = divmod(chunk, problem.stages)
+        in_flight = problem.in_flight(stage)[turn]
+        sizes = np.array([min(c.bytes(in_flight) for c in k.choices) for k in problem.all_kinds])
+        costs.append(np.diff(problem.counts, axis=0) @ sizes)
+    return fill_chunks(problem, np.array(costs))
+
+
+def sum_fastest(problem: Problem) -> Numbers:
+    """Return the seconds of both passes from each layer to the last one, without recomputation."""
+    seconds: Numbers = (problem.counts[-1] - problem.counts) @ np.array(
+        [kind.fastest for kind in problem.all_kinds]
+    )
+    return seconds

@@ -1,10 +1,9 @@
 """Divide the layers into chunks, with choices for every layer.
 
 1. A dynamic program over layers and chunks finds cuts whose slowest stage is fastest, by the times
-   of linear programming (choices.py). It sees a stage as if all its chunks were alike: that is
+   of linear programming (program.py). It sees a stage as if all its chunks were alike: that is
    exact for one chunk per stage.
-2. The stages choose whole layers, and the step is simulated. With one chunk per stage, the program
-   runs again with the times of these whole layers, until it returns to cuts that are priced.
+2. The stages choose whole layers (choices.py), and the step is simulated.
 3. While the step is more than TOLERANCE above the bound, layers move: the slowest stage gives one
    to another, and all chunks between them shift by one.
 
@@ -16,15 +15,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from typing import NamedTuple
+
+import numpy as np
 
 from ...trainer.layout.cuts import Cuts
 from .bounds import quick_bound
-from .choices import EXCESSIVE, price_overflow
-from .problem import Problem, Solution, StagePlan, price
-from .program import Program, Start
-from .stages import Stages
+from .choices import EXCESSIVE, Relaxation, price_overflow
+from .problem import Choice, Problem, Solution, StagePlan, cost_stage, price, price_division
+from .program import Start, balance_bytes, balance_seconds, find_cuts
 
 TOLERANCE = 3e-3
 """Part of the price by which a solution may be above the bound."""
@@ -34,15 +35,15 @@ MIN_PRICED, MAX_PRICED = 4, 200
 """Minimum and maximum number of divisions priced, whatever the passes per step."""
 FEW = 600
 """Maximum number of divisions into several chunks per stage that are all tried."""
-MOVES = 8
+MOVES = 20
 """Moves that are priced before the best of them is made, lowest estimate first."""
 GIVERS = 2
-"""Slowest chunks of the slowest stage that may give a layer."""
+"""Slowest chunks of the slowest stage that may give a layer to any chunk."""
 RECEIVERS = 4
-"""Fastest stages whose fastest chunk may receive it, beside the neighbours."""
+"""Fastest stages whose fastest chunk may receive it."""
 
 
-class Division(NamedTuple):
+class PricedCuts(NamedTuple):
     """Cuts with their stages' plans."""
 
     score: float
@@ -54,19 +55,21 @@ class Division(NamedTuple):
 def solve(
     problem: Problem, ceiling: float = math.inf, start: Start | None = None
 ) -> Solution | None:
-    """Return a division and choices below the price `ceiling` and within TOLERANCE of the best;
-    None if there are none. If nothing fits, its stages exceed their budgets."""
+    """Return a division below the price `ceiling` and within TOLERANCE of the best; None if there
+    is none. If nothing fits, its stages exceed their budgets."""
     divisions = Divisions(problem)
     starts = divisions.list_starts(start or divisions.find_start())
     if starts[0].estimate >= ceiling:
         return None
     bound = quick_bound(problem) if problem.chunks > 1 else starts[0].estimate
-    best = divisions.price_starts(starts, ceiling)
-    best = divisions.descend(best, bound, ceiling)
+    best = divisions.descend(divisions.price_starts(starts), bound, ceiling)
+    for _, cuts in starts[:3] if best.score >= EXCESSIVE else ():
+        best = min(best, divisions.descend(divisions.price(cuts), bound, ceiling), key=_score)
     if best.score >= ceiling:
         return None
-    seconds = price(problem, best.stages)
-    return Solution(seconds, best.cuts, best.stages, min(bound, seconds))
+    choices = assign_choices(problem, best)
+    division = price_division(problem, best.cuts, choices)
+    return Solution(**vars(division), bound=min(bound, division.price))
 
 
 class Divisions:
@@ -74,9 +77,10 @@ class Divisions:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.stages = Stages(problem)
-        self.program = Program(self.stages)
-        self._priced: dict[Cuts, Division] = {}
+        self._counts: list[list[int]] = problem.counts.tolist()
+        self._relaxations: dict[tuple[float, ...], Relaxation] = {}
+        self._plans: dict[tuple[object, ...], tuple[StagePlan, ...]] = {}
+        self._priced: dict[Cuts, PricedCuts] = {}
         passes = 2 * problem.micro_batches * problem.all_chunks
         self._max_priced = min(MAX_PRICED, max(MIN_PRICED, EVENTS // passes))
 
@@ -84,9 +88,9 @@ class Divisions:
         """Return cuts with an estimate: those of the dynamic program, or with several chunks cuts
         into equal times, which take no program."""
         if self.problem.chunks > 1:
-            cuts = self.program.balance_cuts()
+            cuts = balance_seconds(self.problem)
             return Start(self.estimate(cuts), cuts)
-        start = self.program.run()
+        start = find_cuts(self.problem, self.relax)
         if start.estimate >= EXCESSIVE:
             return Start(self.estimate(start.cuts), start.cuts)
         return start
@@ -97,20 +101,85 @@ class Divisions:
         layers, chunks = len(self.problem.layers), self.problem.all_chunks
         if self.problem.chunks == 1:
             return [start]
-        starts = {start.cuts, self.program.run().cuts}
+        starts = {start.cuts, balance_bytes(self.problem), find_cuts(self.problem, self.relax).cuts}
         if math.comb(layers - 1, chunks - 1) <= FEW:
             starts = {*combinations(range(1, layers), chunks - 1)}
         return sorted(Start(self.estimate(cuts), cuts) for cuts in starts)
 
+    def relax(self, in_flight: Sequence[float]) -> Relaxation:
+        """Return the linear programs for micro-batches in flight."""
+        key = tuple(in_flight)
+        if key not in self._relaxations:
+            self._relaxations[key] = Relaxation(self.problem, in_flight)
+        return self._relaxations[key]
+
+    def plan_stages(self, cuts: Cuts, *, exact: bool = True) -> list[tuple[StagePlan, ...]]:
+        """Return the plans of every stage. Of several chunks, the first one has the fastest choices
+        in one plan, and the last one in another. Without `exact`, choices are those of linear
+        programming in whole layers."""
+        counts = [
+            tuple(
+                after - before
+                for before, after in zip(self._counts[first], self._counts[end], strict=True)
+            )
+            for first, end in self.problem.ranges(cuts)
+        ]
+        plans = []
+        for stage in range(self.problem.stages):
+            key = stage, exact, tuple(counts[stage :: self.problem.stages])
+            if key not in self._plans:
+                self._plans[key] = tuple(self._plan_stage(*key))
+            plans.append(self._plans[key])
+        return plans
+
+    def _plan_stage(
+        self, stage: int, exact: bool, counts: Sequence[Sequence[int]]
+    ) -> Iterator[StagePlan]:
+        """Choose for a stage's layers: `counts` by chunk and kind."""
+        problem, in_flight = self.problem, self.problem.in_flight(stage)
+        relaxation = self.relax(in_flight)
+        layers = dict.fromkeys(relaxation.columns, 0)
+        for n, by_kind in zip(in_flight, counts, strict=True):
+            for number, count in enumerate(by_kind):
+                layers[number, n] += count
+        called = [problem.all_kinds[kind] for (kind, _), count in layers.items() if count]
+        budget = problem.stage_budget(stage)
+        budget -= sum(module.state for module in problem.called_modules(called))
+        numbers = relaxation.choose(np.array([*layers.values()]), budget, exact=exact)
+        queues = {}
+        for column, choices, by_choice in zip(
+            relaxation.columns, relaxation.choices, numbers, strict=True
+        ):
+            chosen = [c for c, n in zip(choices, by_choice, strict=True) for _ in range(n)]
+            queues[column] = sorted(chosen, key=lambda choice: -choice.backward)
+        for step in (1, -1)[: problem.chunks]:
+            remaining = {column: [*queue] for column, queue in queues.items()}
+            chunks: list[tuple[tuple[Choice, ...], ...]] = [
+                tuple(
+                    tuple(remaining[kind, n].pop() for _ in range(count))
+                    for kind, count in enumerate(by_kind[: len(problem.kinds)])
+                )
+                for n, by_kind in [*zip(in_flight, counts, strict=True)][::step]
+            ][::step]
+            pairs = [
+                [
+                    (kind, c)
+                    for kind, taken in zip(problem.kinds, by_kind, strict=True)
+                    for c in taken
+                ]
+                for by_kind in chunks
+            ]
+            yield replace(cost_stage(problem, stage, pairs), choices=tuple(chunks))
+
     def estimate(self, cuts: Cuts) -> float:
-        """Estimate the step from the stages' seconds, without their waits, and with the seconds of
-        the largest excess."""
-        problem, stages = self.problem, self.stages.plans(cuts, exact=False)
+        """Estimate the step from the stages' seconds, without their waits, and with those of all
+        excess."""
+        problem, stages = self.problem, [plans[0] for plans in self.plan_stages(cuts, exact=False)]
         step = before = 0.0
         for plan in stages:
             step = max(step, before + problem.micro_batches * plan.seconds)
             before += plan.forward[0] + plan.backward[0] + 2 * problem.message
-        return step + max(self._price_excess(stages))
+        return step + sum(self._price_excess(stages))
 
     def _price_excess(self, stages: Sequence[StagePlan]) -> list[float]:
         """Return the seconds that each stage's bytes beyond its budget cost."""
@@ -118,39 +187,27 @@ class Divisions:
         excess = (plan.memory - problem.stage_budget(n) for n, plan in enumerate(stages))
         return [price_overflow(problem, size) for size in excess]
 
-    def price(self, cuts: Cuts) -> Division:
-        """Simulate a division; with several chunks, also with fast passes in the last."""
+    def price(self, cuts: Cuts) -> PricedCuts:
+        """Simulate a division, with several chunks in two ways."""
         if cuts not in self._priced:
-            plans = [self.stages.plans(cuts)]
-            if self.problem.chunks > 1 and (last := self.stages.plans(cuts, last=True)) != plans[0]:
-                plans.append(last)
             divisions = [
-                Division(
+                PricedCuts(
                     price(self.problem, stages) + sum(self._price_excess(stages)), cuts, stages
                 )
-                for stages in plans
+                for stages in zip(*self.plan_stages(cuts), strict=True)
             ]
             self._priced[cuts] = min(divisions, key=_score)
         return self._priced[cuts]
 
-    def price_starts(self, starts: Sequence[Start], ceiling: float) -> Division:
-        """Return the best of the starts. With one chunk per stage, run the program again with the
-        times of whole layers for its last cuts, until it returns to cuts that are priced."""
+    def price_starts(self, starts: Sequence[Start]) -> PricedCuts:
+        """Return the best of the starts."""
         best = self.price(starts[0].cuts)
         for estimate, cuts in starts[1 : self._max_priced]:
             if estimate < best.score:
                 best = min(best, self.price(cuts), key=_score)
-        last = best
-        while self.problem.chunks == 1 and len(self._priced) < self._max_priced:
-            self.program.use_whole_layers(last.cuts, last.stages)
-            start = self.program.run()
-            if start.cuts in self._priced or start.estimate >= min(ceiling, best.score):
-                break
-            last = self.price(start.cuts)
-            best = min(best, last, key=_score)
         return best
 
-    def descend(self, best: Division, bound: float, ceiling: float) -> Division:
+    def descend(self, best: PricedCuts, bound: float, ceiling: float) -> PricedCuts:
         """Move layers out of the slowest stage while the step gets shorter."""
         while best.score > bound * (1 + TOLERANCE) and len(self._priced) < self._max_priced:
             limit = min(best.score, ceiling)
@@ -161,32 +218,47 @@ class Divisions:
             best = next_best
         return best
 
-    def _moves(self, division: Division) -> Iterator[Cuts]:
-        """Yield the cuts after the slowest stage, or the one with the largest excess, has given a
-        layer to another."""
-        problem, cuts = self.problem, division.cuts
-        excess = self._price_excess(division.stages)
-        seconds = [
-            plan.seconds + penalty for plan, penalty in zip(division.stages, excess, strict=True)
-        ]
-        by_time = sorted(range(problem.stages), key=seconds.__getitem__)
+    def _moves(self, division: PricedCuts) -> Iterator[Cuts]:
+        """Yield the cuts after a chunk has given a layer to another, and all chunks between them
+        have shifted: any chunk to a neighbour, and the slowest chunks of the slowest stage to the
+        fastest of fast stages. Where bytes exceed the budget, the slowest stage is the one with the
+        largest excess, and its slowest chunks have most micro-batches in flight."""
+        problem, cuts, stages = self.problem, division.cuts, division.stages
+        excess = self._price_excess(stages)
 
         def sort_chunks(stage: int) -> list[int]:
             """Return a stage's chunks, the fastest first."""
-            plan = division.stages[stage]
-            times = [f + b for f, b in zip(plan.forward, plan.backward, strict=True)]
-            return sorted(problem.stage_chunks(stage), key=lambda n: times[n // problem.stages])
+            plan = stages[stage]
+            in_flight = problem.in_flight(stage) if any(excess) else (0,) * problem.chunks
+            weights = [*zip(in_flight, plan.passes, strict=True)]
+            return sorted(problem.stage_chunks(stage), key=lambda n: weights[n // problem.stages])
 
-        ranges = problem.ranges(cuts)
-        givers = [n for n in sort_chunks(by_time[-1]) if ranges[n][1] - ranges[n][0] > 1]
-        fastest = {sort_chunks(stage)[0] for stage in by_time[:RECEIVERS]}
-        for giver in givers[-GIVERS:]:
-            neighbours = {giver - 1, giver + 1} & {*range(problem.all_chunks)}
-            for receiver in (fastest | neighbours) - {giver}:
-                first, end = sorted((giver, receiver))
+        seconds = [plan.seconds + penalty for plan, penalty in zip(stages, excess, strict=True)]
+        by_time = sorted(range(problem.stages), key=seconds.__getitem__)
+        large = [n for n, (begin, end) in enumerate(problem.ranges(cuts)) if end - begin > 1]
+        givers = [n for n in sort_chunks(by_time[-1]) if n in large][-GIVERS:]
+        receivers = [sort_chunks(stage)[0] for stage in (*by_time[:RECEIVERS], by_time[-1])]
+        pairs = {*product(givers, receivers)} | {(n, n + step) for n in large for step in (-1, 1)}
+        for giver, receiver in pairs:
+            if giver != receiver and 0 <= receiver < problem.all_chunks:
+                first, last = sorted((giver, receiver))
                 shift = -1 if giver < receiver else 1
-                yield (*cuts[:first], *(cut + shift for cut in cuts[first:end]), *cuts[end:])
+                yield (*cuts[:first], *(cut + shift for cut in cuts[first:last]), *cuts[last:])
 
 
-def _score(division: Division) -> float:
+def _score(division: PricedCuts) -> float:
     return division.score
+
+
+def assign_choices(problem: Problem, division: PricedCuts) -> list[Choice]:
+    """Return a choice for every layer.
+
+    Among identical layers, the largest workspaces go first: later layers run their backward pass,
+    and free memory, before them.
+    """
+    choices = []
+    for chunk, (first, end) in enumerate(problem.ranges(division.cuts)):
+        by_kind = division.stages[chunk % problem.stages].choices[chunk // problem.stages]
+        queues = [sorted(taken, key=lambda choice: choice.workspace) for taken in by_kind]
+        choices += [queues[kind].pop() for kind in problem.layers[first:end]]
+    return choices

@@ -15,8 +15,7 @@ from ...trainer.run.layout_plan import (
     PlannedPhase,
     Predicted,
 )
-from ..division.pricing import PricedDivision, price_division
-from ..division.problem import Choice, Problem
+from ..division.problem import Choice, Division, Problem
 from ..grid.grid import Grid
 from ..prices.forms import LayerPlan
 from ..prices.layers import Costs
@@ -44,7 +43,7 @@ class PhasePlan(NamedTuple):
 
     grid: Grid
     problem: Problem
-    plan: PricedDivision
+    plan: Division
     timelines: Sequence[Timeline]
     """A rank's memory over a step, by stage."""
 
@@ -56,9 +55,7 @@ class PhasePlan(NamedTuple):
 
 def build_phase_plan(candidate: Candidate) -> PhasePlan:
     """Return a candidate as its own phase runs it."""
-    grid, problem = candidate.grid, candidate.problem
-    division = price_division(problem, candidate.solution.cuts, candidate.choices)
-    return PhasePlan(grid, problem, division, candidate.timelines)
+    return PhasePlan(candidate.grid, candidate.problem, candidate.solution, candidate.timelines)
 
 
 def match_choices(problem: Problem, choices: Sequence[Choice]) -> list[Choice]:
@@ -70,7 +67,7 @@ def match_choices(problem: Problem, choices: Sequence[Choice]) -> list[Choice]:
     return matches
 
 
-def time_by_part(problem: Problem, plan: PricedDivision) -> dict[str, float]:
+def time_by_part(problem: Problem, plan: Division) -> dict[str, float]:
     """Return the busiest stage's seconds by part; they add up to the price."""
     m, ranges = problem.micro_batches, problem.ranges(plan.cuts)
     compute_times = [sum(stage.forward) + sum(stage.backward) for stage in plan.stages]
@@ -106,14 +103,11 @@ def build_layout_plan(
     rank's memory by phase and stage; None for a single phase.
     """
     first = costs[0]
-    grid, problem = candidate.grid, candidate.problem
-    choices = candidate.choices
-    cuts = candidate.solution.cuts
-    division = price_division(problem, cuts, choices)
+    grid, problem, division = candidate.grid, candidate.problem, candidate.solution
     hardware = first.machine.hardware
     by_phase = timelines or {first.phase.name: candidate.timelines}
     memory = peak_timeline([timeline for stages in by_phase.values() for timeline in stages])
-    layer_plans = [choice.name for choice in choices]
+    layer_plans = [choice.name for choice in division.choices]
     return LayoutPlan(
         planned=Planned(
             model=first.model_hash,
@@ -135,13 +129,13 @@ def build_layout_plan(
                 for phase in (phase_costs.phase for phase_costs in costs)
             ),
         ),
-        layout=replace(grid.layout, cuts=cuts or None),
+        layout=replace(grid.layout, cuts=division.cuts or None),
         engine=grid.engine,
         micro_batch_tokens=grid.shape.rows * first.phase.seq_len // grid.layout.cp,
         layers=tuple(_group_layers(layer_plans)),
         predicted=Predicted(
             seconds=division.price,
-            bound=candidate.solution.bound,
+            bound=division.bound,
             by=time_by_part(problem, division),
             memory=memory.highest,
             memory_by=memory.parts,

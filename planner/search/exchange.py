@@ -8,30 +8,18 @@ faster choices as long as the plan still fits.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from ...models.accounting.step import Timeline
-from ...trainer.layout.cuts import Cuts
-from ..division.pricing import price_division
-from ..division.problem import Choice, Problem, StagePlan
-from ..grid.grid import Grid
+from ..division.problem import Choice, Solution, price_division
 from ..prices.layers import Costs
+from .outcome import Candidate
 
 COUNTED_LAYERS = 150
 """Maximum number of layers in all timelines counted for a plan: 30 timelines for 5 layers, 3 for
 50."""
-
-
-class PricedPlan(NamedTuple):
-    """A choice for every layer, with the step's seconds and memory."""
-
-    price: float
-    stages: tuple[StagePlan, ...]
-    choices: Sequence[Choice]
-    timelines: Sequence[Timeline]
 
 
 class Move(NamedTuple):
@@ -45,68 +33,60 @@ class Move(NamedTuple):
     """New choices by layer."""
 
 
-def exchange_choices(
-    costs: Costs, grid: Grid, problem: Problem, cuts: Cuts, plan: PricedPlan
-) -> PricedPlan:
+def exchange_choices(costs: Costs, candidate: Candidate) -> Candidate:
     """Improve a plan greedily: take the first move that shortens the step and fits, then begin
     again from the result."""
+    grid, problem, cuts = candidate.grid, candidate.problem, candidate.solution.cuts
     num_timelines = COUNTED_LAYERS // len(problem.layers)
-    neighbours = _enumerate_neighbours(problem, cuts, plan)
-    while num_timelines and (choices := next(neighbours, None)) is not None:
+    moves = _enumerate_moves(candidate)
+    while num_timelines and (move := next(moves, None)) is not None:
+        solution = candidate.solution
+        choices = [move.choices.get(layer, old) for layer, old in enumerate(solution.choices)]
         division = price_division(problem, cuts, choices)
-        if division.price >= plan.price:
+        if division.price >= solution.price:
             continue
         num_timelines -= 1
         timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
         if max(timeline.highest for timeline in timelines) <= problem.budget:
-            plan = PricedPlan(division.price, division.stages, choices, timelines)
-            neighbours = _enumerate_neighbours(problem, cuts, plan)
-    return plan
+            solution = Solution(**vars(division), bound=min(solution.bound, division.price))
+            candidate = replace(candidate, solution=solution, timelines=timelines)
+            moves = _enumerate_moves(candidate)
+    return candidate
 
 
-def _enumerate_neighbours(
-    problem: Problem, cuts: Cuts, plan: PricedPlan
-) -> Iterator[Sequence[Choice]]:
-    """Yield the choices after a move by a single layer, fastest first, then after moves by two
-    layers that exchange memory."""
-    identical_layers: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for chunk, (begin, end) in enumerate(problem.ranges(cuts)):
-        for layer in range(begin, end):
-            key = chunk, problem.layers[layer], plan.choices[layer].name.key
-            identical_layers[key].append(layer)
-    # Among identical layers in a chunk with the same choice, only the first and the last change.
-    ends = {layer for layers in identical_layers.values() for layer in (layers[0], layers[-1])}
-    single_moves = [
-        Move(old.backward - new.backward, new.activations - old.activations, {layer: new})
-        for layer in sorted(ends)
-        for old in [plan.choices[layer]]
-        for new in problem.kinds[problem.layers[layer]].choices
-        if new is not old
-    ]
-    yield from _apply_fastest_first(plan, single_moves)
-    for stage, timeline in enumerate(plan.timelines):
-        free = problem.budget - timeline.highest
-        ranges = [problem.ranges(cuts)[chunk] for chunk in problem.stage_chunks(stage)]
-        stage_layers = {layer for begin, end in ranges for layer in range(begin, end)}
-        stage_moves = [move for move in single_moves if stage_layers.issuperset(move.choices)]
-        pairs = [
-            _combine_moves(first, second)
-            for first, second in combinations(stage_moves, 2)
-            if first.choices.keys() != second.choices.keys()
-            and first.added_bytes + second.added_bytes <= free
+def _enumerate_moves(candidate: Candidate) -> Iterator[Move]:
+    """Yield the moves by a single layer, fastest first, then those by two layers of a stage that
+    exchange memory."""
+    problem, solution = candidate.problem, candidate.solution
+    moves_by_stage: list[list[Move]] = [[] for _ in solution.stages]
+    for chunk, layer_range in enumerate(problem.ranges(solution.cuts)):
+        # Of identical layers in a chunk with the same choice, only the first and the last change.
+        identical_layers: dict[Hashable, list[int]] = {}
+        for layer in range(*layer_range):
+            key = problem.layers[layer], solution.choices[layer].name.key
+            identical_layers.setdefault(key, []).append(layer)
+        moves_by_stage[chunk % problem.stages] += [
+            Move(old.backward - new.backward, new.activations - old.activations, {layer: new})
+            for layers in identical_layers.values()
+            for layer in sorted({layers[0], layers[-1]})
+            for old in [solution.choices[layer]]
+            for new in problem.kinds[problem.layers[layer]].choices
         ]
-        yield from _apply_fastest_first(plan, pairs)
+    yield from _sort_useful(move for moves in moves_by_stage for move in moves)
+    for moves, timeline in zip(moves_by_stage, candidate.timelines, strict=True):
+        free = problem.budget - timeline.highest
+        yield from _sort_useful(
+            Move(
+                a.saved_seconds + b.saved_seconds,
+                a.added_bytes + b.added_bytes,
+                a.choices | b.choices,
+            )
+            for a, b in combinations(moves, 2)
+            if a.choices.keys() != b.choices.keys() and a.added_bytes + b.added_bytes <= free
+        )
 
 
-def _combine_moves(first: Move, second: Move) -> Move:
-    return Move(
-        first.saved_seconds + second.saved_seconds,
-        first.added_bytes + second.added_bytes,
-        {**first.choices, **second.choices},
-    )
-
-
-def _apply_fastest_first(plan: PricedPlan, moves: Iterable[Move]) -> Iterator[Sequence[Choice]]:
+def _sort_useful(moves: Iterable[Move]) -> list[Move]:
+    """Return the moves that save seconds, fastest first."""
     useful = [move for move in moves if move.saved_seconds > 0]
-    for move in sorted(useful, key=lambda m: (m.saved_seconds, *m.choices), reverse=True):
-        yield [move.choices.get(layer, old) for layer, old in enumerate(plan.choices)]
+    return sorted(useful, key=lambda move: (move.saved_seconds, *move.choices), reverse=True)

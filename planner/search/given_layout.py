@@ -12,8 +12,7 @@ from ...trainer.layout.cuts import Cuts
 from ...trainer.layout.stages import choose_cuts
 from ...trainer.run.config import RunConfig
 from ..division.bounds import quick_bound
-from ..division.pricing import price_division
-from ..division.problem import Solution
+from ..division.problem import Solution, price_division
 from ..grid.grid import Grid, make_grid
 from ..prices.layers import Costs
 from .outcome import Candidate
@@ -50,8 +49,7 @@ def price_layout(
     sequence = [sequence for _, _, sequence in keys]
     timelines = costs.memory.timelines(grid, engine, cuts, rules, sequence)
     bound = min(division.price, quick_bound(problem))
-    solution = Solution(division.price, division.cuts, division.stages, bound)
-    return Candidate(grid, problem, solution, timelines, choices)
+    return Candidate(grid, problem, Solution(**vars(division), bound=bound), timelines)
 
 
 def price_run(costs: Costs, run: RunConfig, gpus: int, budget: float) -> Candidate:

@@ -15,7 +15,7 @@ from ...trainer.engines import ENGINES
 from ...trainer.layout.schedules import SCHEDULES, refusal_reason
 from ...trainer.run.config import RunConfig
 from ...trainer.run.layout_plan import LayoutPlan
-from ..division.pricing import price_division
+from ..division.problem import price_division
 from ..grid.grid import list_settings, make_grid
 from ..grid.settings import Settings
 from ..hardware import Hardware
@@ -196,7 +196,7 @@ def _run_in_phases(
     """Yield the candidate's plan in every phase that it can run."""
     layout = candidate.grid.layout
     tokens = candidate.grid.shape.rows * source.costs.phase.seq_len // layout.cp
-    choices = candidate.choices
+    choices = candidate.solution.choices
     for phase_search in phases:
         costs, phase = phase_search.costs, phase_search.costs.phase
         has_rows = layout.data_parallel(request.gpus) <= phase.whole.batch_rows

@@ -38,9 +38,9 @@ from ..grid.grid import Grid, LayoutShape, enumerate_shapes, find_refusal, list_
 from ..grid.settings import Settings, has_settings, may_match_layout, may_match_shape
 from ..prices.layers import Costs
 from ..prices.missing import refuse_offload
-from .exchange import PricedPlan, exchange_choices
+from .exchange import exchange_choices
 from .ideas import Idea, name_idea, name_shape
-from .outcome import Candidate, SearchOutcome, choices_by_layer
+from .outcome import Candidate, SearchOutcome
 
 BEST = 10
 """Plans that a search returns."""
@@ -130,7 +130,7 @@ class LayoutSearch:
             if bound < self._ceiling(ideas) and (bound := next(bounds, math.inf)) < math.inf:
                 self._push(bound, ideas, bounds)
         outcome = self.outcome
-        improved = {id(c): improve_choices(self.costs, c) for c in outcome.all_candidates}
+        improved = {id(c): exchange_choices(self.costs, c) for c in outcome.all_candidates}
         outcome.candidates = sorted((improved[id(c)] for c in outcome.candidates), key=_rank)
         outcome.by_idea = {idea: improved[id(c)] for idea, c in outcome.by_idea.items()}
         return outcome
@@ -184,51 +184,65 @@ class LayoutSearch:
                 self._push_grid(grid, bound, fastest)
         yield from ()
 
-    def _push_grid(self, grid: Grid, bound: float, fastest: dict[int, Problem]) -> None:
-        """Push a layout that has the settings, bounded without the memory."""
+    def _push_grid(
+        self, grid: Grid, bound: float, fastest: dict[int, Problem], ceiling: float = math.inf
+    ) -> bool:
+        """Push a layout that has the settings, bounded without the memory. Return False if it is
+        not below the ceiling."""
+        ideas = [name_idea(grid)]
+        ceiling = min(ceiling, self._ceiling(ideas))
         if not has_settings(grid.settings(), self.settings or {}):
-            return
+            return False
         self.outcome.grids += 1
-        key, ideas = id(grid.engine), [name_idea(grid)]
-        if bound < self._ceiling(ideas):
+        key = id(grid.engine)
+        if bound < ceiling:
             if key not in fastest:
                 fastest[key] = self.costs.fastest_problem(grid, simulate=self.simulate)
             bound = quick_bound(apply_schedule(fastest[key], grid))
+        if bound < ceiling:
             self._push(bound, ideas, self._refine(grid, bound))
+        return bound < ceiling
 
     def _refine(self, grid: Grid, bound: float) -> Iterator[float]:
         """Yield rising bounds on a layout's price: by its state, its bytes, and the start of its
-        division. Then add its best plan."""
+        division. Then add its best plan. Where memory costs time, so that the layout with its
+        optimizer in host memory may be faster, push that, too."""
         excess = self._bound_state(grid) / self.budget - 1
+        offloaded = excess > 0 and self._push_offloaded(grid, bound, math.inf)
         if excess > 0:
             self.outcome.states += 1
-            self._push_offloaded(grid, bound)
             yield max(EXCESSIVE, PENALTY * excess)
         bytes_bound = quick_bound(self._problem(grid))
-        if binds := bytes_bound > bound * (1 + MARGIN):
-            if excess <= 0:
-                self._push_offloaded(grid, bound)
+        offloaded = offloaded or self._push_offloaded(grid, bound, bytes_bound)
+        if bytes_bound > bound * (1 + MARGIN):
             yield bytes_bound
         start = Divisions(self._problem(grid)).find_start()
+        unlimited = self.costs.fastest_problem(grid, simulate=self.simulate)
+        slow_down = start.estimate / Divisions(unlimited).estimate(start.cuts)
+        del unlimited  # the node may wait for long
+        offloaded = offloaded or self._push_offloaded(grid, bound, bound * slow_down)
         yield start.estimate
-        if self._solve(grid, start) and not binds:
-            self._push_offloaded(grid, bound)
+        if not self._solve(grid, start) and not offloaded:
+            self._push_offloaded(grid, bound, math.inf)
 
-    def _push_offloaded(self, grid: Grid, bound: float) -> None:
-        """Push a layout whose memory costs time, with its optimizer in host memory."""
+    def _push_offloaded(self, grid: Grid, bound: float, price: float) -> bool:
+        """Push the layout with its optimizer in host memory, if its bound is below the price of the
+        layout without."""
         engine = grid.engine
-        if not self.may_offload or engine.offloads or engine.is_special_case:
-            return
+        if bound >= NEAR * price or not self.may_offload or engine.offloads:
+            return False
         if id(engine) not in self._offloading:
             self._offloading[id(engine)] = engine.offloading()
-        if (offloading := self._offloading[id(engine)]) is not None:
-            offloaded = replace(grid, engine=offloading)
-            if find_refusal(offloaded, self.num_gpus, self.costs.precision) is None:
-                self._push_grid(offloaded, bound, {})
+        offloading = self._offloading[id(engine)]
+        if offloading is None or engine.is_special_case:
+            return False
+        offloaded = replace(grid, engine=offloading)
+        if find_refusal(offloaded, self.num_gpus, self.costs.precision) is not None:
+            return False
+        return self._push_grid(offloaded, bound, {}, NEAR * price)
 
     def _solve(self, grid: Grid, start: Start) -> bool:
-        """Add the best plan of a layout, if it beats the ceiling. Return True if its memory costs
-        time."""
+        """Add the best plan of a layout, if it beats the ceiling. Return False if none fits."""
         self.outcome.solved += 1
         self._problems.clear()  # solving refines the sizes that problems were built from
         ceiling = self._ceiling([name_idea(grid)])
@@ -244,7 +258,7 @@ class LayoutSearch:
             self._num_misfits += start.estimate >= EXCESSIVE
             if self._num_misfits == MISFITS:
                 self._heap.clear()
-        return not (fits and candidate.is_fastest)
+        return fits
 
     def _add(self, candidate: Candidate) -> None:
         candidates, by_idea = self.outcome.candidates, self.outcome.by_idea
@@ -299,16 +313,6 @@ def bound_state(costs: Costs, grid: Grid) -> float:
     return max(sum(memory[n] for memory in memories) for n in moments) / grid.layout.pp
 
 
-def improve_choices(costs: Costs, candidate: Candidate) -> Candidate:
-    """Return the plan with better choices for single layers, by its timelines."""
-    grid, problem, solution = candidate.grid, candidate.problem, candidate.solution
-    initial = PricedPlan(solution.price, solution.stages, candidate.choices, candidate.timelines)
-    plan = exchange_choices(costs, grid, problem, solution.cuts, initial)
-    bound = min(solution.bound, plan.price)
-    improved = replace(solution, price=plan.price, stages=plan.stages, bound=bound)
-    return Candidate(grid, problem, improved, plan.timelines, plan.choices)
-
-
 def fit_layout(
     costs: Costs,
     grid: Grid,
@@ -325,7 +329,7 @@ def fit_layout(
         return costs.problem(grid, budget, simulate=simulate)
 
     def measure(solution: Solution) -> Sequence[Timeline] | None:
-        layer_plans = [choice.name for choice in choices_by_layer(build_problem(), solution)]
+        layer_plans = [choice.name for choice in solution.choices]
         if costs.refine(grid, layer_plans):  # sizes changed: solve again
             return None
         return costs.timelines(grid, solution.cuts, layer_plans)

@@ -9,8 +9,7 @@ from functools import cached_property
 from ...models.accounting.level import Moment
 from ...trainer.layout.schedules import Kind
 from ...trainer.layout.simulate import StepTimeline, simulate
-from ..division.pricing import PricedDivision, price_division
-from ..division.problem import Problem, StagePlan
+from ..division.problem import Division, Problem, StagePlan, price_division
 from ..prices.layers import Costs
 from ..search.assemble import PhasePlan, match_choices
 from .slow import Slowdown, SlowMachine
@@ -98,7 +97,7 @@ class Simulation:
     def _hops(self) -> list[float]:
         return [self.problem.message] * (self.problem.all_chunks - 1)
 
-    def _price_slow_cluster(self, slowdown: Slowdown) -> tuple[Problem, PricedDivision]:
+    def _price_slow_cluster(self, slowdown: Slowdown) -> tuple[Problem, Division]:
         """Return the problem and the plan on a cluster that is slow everywhere."""
         machine = SlowMachine(self.costs.machine, slowdown.part, slowdown.factor)
         costs = self.costs.replace_machine(machine)

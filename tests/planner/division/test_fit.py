@@ -11,9 +11,7 @@ import pytest
 from support.planner.cases import all_cuts, random_problem
 
 from headrace.planner.division.fit import Fit, fit
-from headrace.planner.division.pricing import price_division
-from headrace.planner.division.problem import Choice, Problem, Solution
-from headrace.planner.search.outcome import choices_by_layer
+from headrace.planner.division.problem import Choice, Problem, Solution, price_division
 
 SEEDS = range(120)
 
@@ -58,7 +56,7 @@ def best_of_all(problem: Problem) -> float:
 
 def fitted(problem: Problem) -> Fit[Memory] | None:
     def count(solution: Solution) -> list[Memory]:
-        sizes = counted(problem, solution.cuts, choices_by_layer(problem, solution))
+        sizes = counted(problem, solution.cuts, solution.choices)
         return [Memory(size) for size in sizes]
 
     return fit(lambda: problem, count)
@@ -87,7 +85,7 @@ def test_a_guess_that_is_too_high_is_taken_back() -> None:
     assert plain is not None
 
     def count(solution: Solution) -> list[Memory]:
-        sizes = counted(problem, solution.cuts, choices_by_layer(problem, solution))
+        sizes = counted(problem, solution.cuts, solution.choices)
         return [Memory(size) for size in sizes]
 
     guessed = fit(lambda: problem, count, guess=(problem.budget,) * problem.stages)

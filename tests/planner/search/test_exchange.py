@@ -10,7 +10,7 @@ import pytest
 from support.planner.hardware import cpu_hardware
 
 from headrace.models.config.config import ModelConfig, load_model_config
-from headrace.planner.division.pricing import price_division
+from headrace.planner.division.problem import price_division
 from headrace.planner.hardware import Hardware
 from headrace.planner.prices.layers import Costs
 from headrace.planner.prices.machine import Machine

@@ -21,7 +21,7 @@ import numpy as np
 from headrace.planner.division.bounds import quick_bound
 from headrace.planner.division.choices import EXCESSIVE
 from headrace.planner.division.problem import Choice, FixedCosts, LayerKind, Problem
-from headrace.planner.division.stages import Stages
+from headrace.planner.division.solve import Divisions
 from headrace.trainer.layout.cuts import neighbour_cuts
 
 DATA = json.loads((Path(__file__).parent / "galvatron_cases.json").read_text())
@@ -346,15 +346,10 @@ class Galvatron:
         if uniform:
             yield from ((even, (c.name,) * self.layers) for c in problem.kinds[0].choices)
             return
-        stages = Stages(problem)
+        divisions = Divisions(problem)
         for cuts in [even, *(neighbour_cuts(even, self.layers) if problem.stages == 2 else ())]:
-            plans = stages.plans(cuts)
+            plans = [plan for [plan] in divisions.plan_stages(cuts)]
             if any(plan.memory > problem.budget for plan in plans):
                 continue
-            chosen = [
-                choice.name
-                for plan in plans
-                for choice, n in zip(problem.kinds[0].choices, plan.counts[0][0], strict=True)
-                for _ in range(n)
-            ]
+            chosen = [choice.name for plan in plans for choice in plan.choices[0][0]]
             yield cuts, tuple(chosen)
