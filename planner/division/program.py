@@ -113,12 +113,27 @@ def find_cuts(problem: Problem, relax: Relax) -> Start:
     return Start(float(remaining[0]), tuple(cuts[1:-1]))
 
 
-def fill_chunks(problem: Problem, costs: Numbers) -> Cuts:
-    """Return cuts that share costs [chunks, layers] evenly by stages: each chunk fills its stage up
-    to its turn's part of a limit, which is the smallest that leaves no layer over."""
-    sums = np.hstack([np.zeros((len(costs), 1)), costs.cumsum(axis=1)])
-    last, layers = len(costs) - 1, len(problem.layers)
-    low, high = 0.0, float(costs.max(axis=0).sum())
+def balance_seconds(problem: Problem) -> Cuts:
+    """Return cuts into chunks of nearly equal seconds with the fastest choices."""
+    seconds, chunks = sum_fastest(problem), problem.all_chunks
+    layers, cuts = len(problem.layers), [0]
+    for chunk in range(1, chunks):
+        near = int(np.searchsorted(-seconds, -seconds[0] * (1 - chunk / chunks)))
+        cuts.append(min(max(near, cuts[-1] + 1), layers - (chunks - chunk)))
+    return tuple(cuts[1:])
+
+
+def balance_bytes(problem: Problem) -> Cuts:
+    """Return cuts into stages of nearly equal bytes with the smallest choices: each chunk fills its
+    stage up to its turn's part of a limit, which is the smallest that leaves no layer over."""
+    sums = []
+    for chunk in range(problem.all_chunks):
+        turn, stage = divmod(chunk, problem.stages)
+        in_flight = problem.in_flight(stage)[turn]
+        sizes = [min(c.bytes(in_flight) for c in kind.choices) for kind in problem.all_kinds]
+        sums.append(problem.counts @ np.array(sizes))
+    last, layers = len(sums) - 1, len(problem.layers)
+    low, high = 0.0, float(max(row[-1] for row in sums))
     for _ in range(BISECTIONS):
         limit = (low + high) / 2
         loads, cuts = [0.0] * problem.stages, [0]
@@ -130,23 +145,6 @@ def fill_chunks(problem: Problem, costs: Numbers) -> Cuts:
             loads[stage] += row[cuts[-1]] - row[cuts[-2]]
         low, high = (low, limit) if cuts[-1] == layers else (limit, high)
     return tuple(cuts[1:-1])
-
-
-def balance_seconds(problem: Problem) -> Cuts:
-    """Return cuts into stages of nearly equal seconds with the fastest choices."""
-    seconds = -np.diff(sum_fastest(problem))
-    return fill_chunks(problem, np.tile(seconds, (problem.all_chunks, 1)))
-
-
-def balance_bytes(problem: Problem) -> Cuts:
-    """Return cuts into stages of nearly equal bytes with the smallest choices."""
-    costs = []
-    for chunk in range(problem.all_chunks):
-        turn, stage = divmod(chunk, problem.stages)
-        in_flight = problem.in_flight(stage)[turn]
-        sizes = np.array([min(c.bytes(in_flight) for c in k.choices) for k in problem.all_kinds])
-        costs.append(np.diff(problem.counts, axis=0) @ sizes)
-    return fill_chunks(problem, np.array(costs))
 
 
 def sum_fastest(problem: Problem) -> Numbers:

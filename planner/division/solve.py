@@ -220,9 +220,10 @@ class Divisions:
 
     def _moves(self, division: PricedCuts) -> Iterator[Cuts]:
         """Yield the cuts after a chunk has given a layer to another, and all chunks between them
-        have shifted: any chunk to a neighbour, and the slowest chunks of the slowest stage to the
-        fastest of fast stages. Where bytes exceed the budget, the slowest stage is the one with the
-        largest excess, and its slowest chunks have most micro-batches in flight."""
+        have shifted: the slowest chunks of the slowest stage to a neighbour, and to the fastest of
+        fast stages; any chunk to a neighbour, if stages have one chunk or bytes exceed the budget.
+        Then the slowest stage is the one with the largest excess, and its slowest chunks have most
+        micro-batches in flight."""
         problem, cuts, stages = self.problem, division.cuts, division.stages
         excess = self._price_excess(stages)
 
@@ -238,7 +239,10 @@ class Divisions:
         large = [n for n, (begin, end) in enumerate(problem.ranges(cuts)) if end - begin > 1]
         givers = [n for n in sort_chunks(by_time[-1]) if n in large][-GIVERS:]
         receivers = [sort_chunks(stage)[0] for stage in (*by_time[:RECEIVERS], by_time[-1])]
-        pairs = {*product(givers, receivers)} | {(n, n + step) for n in large for step in (-1, 1)}
+        shifting = large if problem.chunks == 1 or any(excess) else givers
+        pairs = {*product(givers, receivers)} | {
+            (n, n + step) for n in shifting for step in (-1, 1)
+        }
         for giver, receiver in pairs:
             if giver != receiver and 0 <= receiver < problem.all_chunks:
                 first, last = sorted((giver, receiver))
