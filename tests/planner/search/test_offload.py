@@ -66,11 +66,12 @@ def test_the_optimizer_is_offloaded_where_that_is_faster() -> None:
     """Where a plan without fits, too, but recomputes; with a slow host that plan is the best."""
     plain = make_plans(question(0.9)).best
     hardware = Hardware.load("h100")
-    assert plain is not None and hardware.file.host is not None
+    known_host = hardware.file.host
+    assert plain is not None and known_host is not None
     tight = question(0.7 * plain.predicted.memory / hardware.usable_memory)
 
     def find_best(rate: float | None) -> LayoutPlan:
-        host = rate and replace(hardware.file.host, copy=rate, update=rate)
+        host = replace(known_host, copy=rate, update=rate) if rate else None
         cluster = Hardware(replace(hardware.file, host=host), "mine.yaml")
         best = make_plans(replace(tight, hardware=cluster)).best
         assert best is not None and best.predicted.memory <= tight.budget
