@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pydantic_core import from_json
+from simdjson import Parser
 
 from ..chat.problems import ChatProblem
 from ..files.input_file import File
@@ -18,15 +18,10 @@ from .format import LIMITS, BadRecord, CorpusFormat, ReadLimits, Slice, SourceCo
 if TYPE_CHECKING:
     from ...dataplane.tokenizers.marks import TextSpans
 
-parse_object: Any = None
-"""simdjson's parser, the fastest, or None where there is no wheel of it."""
-with suppress(ImportError):
-    from simdjson import Parser
-
-    parse_object = Parser().parse
-
 DELIMITER = b"\n"
 UNIT = "line"
+
+_parser = Parser()
 
 
 class Jsonl(CorpusFormat):
@@ -164,8 +159,8 @@ def _parse_document(
 def _parse_json(line: bytes) -> tuple[Any, bool]:
     """Parse a line; return its value, and True if strings may hold lone surrogates.
 
-    `json` decides what a line is. The faster parsers refuse lone surrogates and some numbers; what
-    they accept, all read alike (tests/tokenize/sources/test_json_parsers.py).
+    `json` decides what a line is. The fast parser refuses lone surrogates and some numbers; what it
+    accepts, both read alike (tests/tokenize/sources/test_json_parsers.py).
     """
     try:
         return _parse_fast(line), False
@@ -180,13 +175,13 @@ def _parse_json(line: bytes) -> tuple[Any, bool]:
 
 
 def _parse_fast(line: bytes) -> Any:
-    """Parse a line by the fast parsers; raise ValueError for what they refuse."""
-    if parse_object is not None and line.startswith(b"{"):  # simdjson skips a byte-order mark
-        try:
-            return parse_object(line, True)
-        except (ValueError, RuntimeError):
-            pass
-    return from_json(line, cache_strings="keys")
+    """Parse an object by simdjson; raise ValueError for what it refuses."""
+    if not line.startswith(b"{"):  # simdjson would skip a byte-order mark
+        raise ValueError("not an object")
+    try:
+        return _parser.parse(line, True)
+    except RuntimeError as error:  # nested too deeply, or an error that it has no name for
+        raise ValueError(str(error)) from None
 
 
 def _read_text(record: dict[str, Any], config: SourceConfig) -> str:
