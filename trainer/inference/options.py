@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...console import command
-from ..placement.options import PlacementOptions, list_options
+from ..placement.options import Decorator, PlacementOptions, list_options
 from ..scores.commands import batch_option
 from ..weights.commands import data_option, ema_option, step_option
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..placement.placement import Placement
     from ..weights.source import WeightSource
 
-OPTIONS = (
+OPTIONS: tuple[Decorator, ...] = (
     *list_options(shares_rows=True, precision="the run's"),
     batch_option,
     step_option,
