@@ -101,7 +101,8 @@ def json_kind(value: Any) -> FieldKind | str:
     kind = JSON_KINDS.get(type(value))
     if kind is not None:
         return kind
-    return list_kind({json_kind(element) for element in value if element is not None})
+    # No kind names lists of lists, and JSON may nest them deeper than Python may call.
+    return list_kind({JSON_KINDS.get(type(x), EMPTY_LIST) for x in value if x is not None})
 
 
 def list_kind(kinds: set[FieldKind | str]) -> FieldKind | str:

@@ -147,13 +147,7 @@ def _parse_document(
         values = [read_json_value(record, field) for field in config.keep]
     except FieldProblem as problem:
         raise _BadLine(problem.kind, str(problem)) from None
-    if config.id_field is None:
-        return text, marks, None, values
-    if config.id_field not in record:
-        known = ", ".join(f"`{key}`" for key in list(record)[:10])
-        raise _BadLine("missing field", f"no field `{config.id_field}` (it has {known})")
-    id = record[config.id_field]
-    return text, marks, None if id is None else str(id), values
+    return text, marks, _read_id(record, config.id_field), values
 
 
 def _parse_json(line: bytes) -> tuple[Any, bool]:
@@ -193,6 +187,21 @@ def _read_text(record: dict[str, Any], config: SourceConfig) -> str:
         known = ", ".join(f"`{key}`" for key in list(record)[:10])
         raise _BadLine("missing field", f"no field `{config.text_field}` (it has {known})")
     return text
+
+
+def _read_id(record: dict[str, Any], key: str | None) -> str | None:
+    if key is None:
+        return None
+    if key not in record:
+        known = ", ".join(f"`{key}`" for key in list(record)[:10])
+        raise _BadLine("missing field", f"no field `{key}` (it has {known})")
+    id = record[key]
+    if isinstance(id, list | dict):
+        message = f"`{key}` is a JSON {type(id).__name__}, not a string or a number"
+        raise _BadLine("missing field", message)
+    if isinstance(id, str) and not _is_encodable(id):
+        raise _BadLine("invalid UTF-8", f"half of a surrogate pair in `{key}`")
+    return None if id is None else str(id)
 
 
 def _is_encodable(text: str) -> bool:

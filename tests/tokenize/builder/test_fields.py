@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +182,7 @@ def test_added_files_keep_the_types_of_the_dataset(tmp_path: Path, run_build: Ru
         (0.5, "int", "`score` is a JSON float, not int"),
         (1 << 63, "int", "`score` is an int of more than 64 bits"),
         ([1], "string", "`score` is a JSON list<int>, not string"),
+        (json.loads("[" * 500 + "]" * 500), "int", "`score` is a JSON list<list>, not int"),
         ("a", "list<string>", "`score` is a JSON string, not list<string>"),
         (["a", 1], "list<string>", r"`score\[1\]` is a JSON int, not string"),
         ([1 << 63], "list<int>", r"`score\[0\]` is an int of more than 64 bits"),

@@ -115,6 +115,23 @@ def test_fasta(tmp_path: Path) -> None:
     assert not problems
 
 
+@pytest.mark.parametrize(
+    ("id", "message"),
+    [
+        ('"\\ud800"', "half of a surrogate pair in `id`"),
+        ('{"a": 1}', "`id` is a JSON dict, not a string or a number"),
+        ("[" * 900 + "]" * 900, "`id` is a JSON list, not a string or a number"),
+    ],
+)
+def test_an_id_that_cannot_be_stored_is_a_bad_record(tmp_path: Path, id: str, message: str) -> None:
+    ids = ["1.5", id, "null"]
+    lines = [f'{{"text": "{text}", "id": {id}}}\n' for text, id in zip("abc", ids, strict=True)]
+    path = plain(tmp_path / "a.jsonl", "".join(lines).encode())
+    result, [problem] = read_file(path, id_field="id")
+    assert result == [(0, "a", "1.5"), (2, "c", None)]
+    assert (problem.position, problem.message) == (1, message)
+
+
 def test_a_line_without_the_id_field_is_a_bad_record(tmp_path: Path) -> None:
     lines = b'{"text": "a", "name": 1}\n{"text": "b"}\n{"text": "c", "name": null}\n'
     result, problems = read_file(plain(tmp_path / "a.jsonl", lines), id_field="name")
