@@ -55,7 +55,7 @@ def recorded_id_type(
     if column not in columns:
         raise InputError(
             f"the MDS shards have no column `{column}`",
-            hint=f"choose one with --column: {', '.join(columns)}",
+            hint=f"name the column of ids with --column: {', '.join(columns)}",
         )
     encoding = entry["column_encodings"][columns.index(column)]
     encoding_kind, recorded = (*encoding.split(":"), "")[:2]
@@ -66,11 +66,17 @@ def recorded_id_type(
             f"the column `{column}` records the type of its ids: {recorded}, not {dtype}",
             hint="remove --dtype",
         )
-    if encoding_kind not in ("ndarray", "bytes") or not (recorded or dtype):
+    if encoding_kind not in ("ndarray", "bytes"):
+        raise InputError(
+            f"the column `{column}` is encoded as `{encoding}`: it holds no arrays of ids",
+            hint="name a column of ids with --column; `tokenize build` reads text from JSON lines "
+            "or Parquet, not from MDS",
+        )
+    if not (recorded or dtype):
         raise InputError(
             f"the column `{column}` is encoded as `{encoding}`, which does not record the type of "
             "its ids",
-            hint="give it with --dtype, for example --dtype uint16",
+            hint="give the type that its writer used with --dtype (llm-foundry: --dtype int64)",
         )
     return recorded or str(dtype)
 

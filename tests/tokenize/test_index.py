@@ -196,13 +196,16 @@ def test_folders_that_cannot_be_indexed(
 def test_a_missing_column_is_reported_with_the_existing_ones(tmp_path: Path) -> None:
     from streaming import MDSWriter
 
-    with MDSWriter(columns={"ids": "bytes"}, out=str(tmp_path / "d")) as writer:
-        writer.write({"ids": b"ab"})
+    with MDSWriter(columns={"ids": "bytes", "text": "str"}, out=str(tmp_path / "d")) as writer:
+        writer.write({"ids": b"ab", "text": "ab"})
     with pytest.raises(InputError, match="no column `tokens`") as caught:
         index(IndexConfig(url=str(tmp_path / "d")))
     assert "ids" in str(caught.value)
     with pytest.raises(InputError, match="does not record the type"):
         index(IndexConfig(url=str(tmp_path / "d"), column="ids"))
+    for dtype in (None, "int64"):
+        with pytest.raises(InputError, match="holds no arrays of ids"):
+            index(IndexConfig(url=str(tmp_path / "d"), column="text", dtype=dtype))
     assert json.loads((tmp_path / "d" / "index.json").read_text())["version"] == 2
 
 

@@ -107,8 +107,8 @@ class SkippedFiles:
         if self.unknown:
             endings = Counter(Path(name).suffix.lower() or "no ending" for name in self.unknown)
             log.warning(
-                "left out: %s with an ending that names no known format (%s), such as %s; to read "
-                "them, name their format with --input-format",
+                "left out: %s with an ending that names no known format (%s), such as %s; if "
+                "they are text, name their format with --input-format",
                 _format_count(self.unknown, "file"),
                 ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common(5)),
                 ", ".join(self.unknown[:2]),
