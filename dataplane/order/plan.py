@@ -303,7 +303,8 @@ class Plan(PhaseTimeline[Phase]):
         assert plan.hash == data["hash"], "a sealed plan has the hash that it was saved with"
         del data
         trim_heap()
-        return replace(plan, sources=tuple(_resolve_url(source, folder) for source in plan.sources))
+        sources = (replace(source, url=resolve_url(source.url, folder)) for source in plan.sources)
+        return replace(plan, sources=tuple(sources))
 
 
 def read_saved(file: str | Path) -> dict[str, Any]:
@@ -311,14 +312,14 @@ def read_saved(file: str | Path) -> dict[str, Any]:
     return unseal(str(file), storage.read(str(file)), hint=REMAKE_HINT, version=VERSION)
 
 
-def _resolve_url(source: PlanSource, folder: str) -> PlanSource:
-    if not storage.is_local(source.url):
-        return source
-    path = storage.local_path(source.url)
+def resolve_url(url: str, folder: str) -> str:
+    """Return a source's URL for readers in the current folder; `folder` is where its plan was
+    made."""
+    if not storage.is_local(url):
+        return url
+    path = storage.local_path(url)
     original = Path(folder, path)  # equal to an absolute `path`
-    if path.exists() or not original.exists():
-        return source
-    return replace(source, url=str(original))
+    return url if path.exists() or not original.exists() else str(original)
 
 
 def _source_to_json(source: PlanSource) -> dict[str, Any]:

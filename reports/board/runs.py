@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ...console import yaml_text
 from ...console.errors import IntegrityError, UserError, file_fault
-from ...dataplane.order.plan import read_saved
+from ...dataplane.order.plan import read_saved, resolve_url
 from ...dataplane.runlog.reader import METRICS
 from ...dataplane.runlog.writer import decode_line
 from ...dataplane.storage import host_files, sealed, storage
@@ -373,7 +373,8 @@ def _levels_folder(url: str, id: str) -> Path:
 
 def _urls(plan: dict[str, Any]) -> dict[str, str]:
     """Return a stored plan's dataset URLs by source."""
-    return {source["name"]: source["url"] for source in plan["sources"]}
+    folder = plan["folder"]
+    return {source["name"]: resolve_url(source["url"], folder) for source in plan["sources"]}
 
 
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

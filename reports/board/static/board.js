@@ -283,7 +283,7 @@ function shares({ documents, documents_problem, metrics }, id, step) {
   const place = share => el("button", { class: "more", onclick: () => openStep(id, step, share.page) }, share.id || `document ${whole(share.document)}`);
   const number = value => value === null ? "not finite" : value.toFixed(4);
   const mean = share => metrics?.sources[share.source]?.loss;
-  return el("div", { class: "shares" }, table(["document", "source", "part of the step's loss", "loss", "source"],
+  return el("div", { class: "shares" }, table(["document", "source", "part of the step's loss", "loss", "source's loss"],
     documents.map(share => row([place(share), share.source, share.share === null ? "–" : percent(share.share), number(share.loss), number(mean(share) ?? null)]))));
 }
 function rowCard(audited) {

@@ -109,6 +109,26 @@ def test_a_bucket_has_its_nats_over_its_bytes(open_board: Any, mixed: Path) -> N
     assert part["values"]["loss"][0] == pytest.approx([mean], rel=1e-5)
 
 
+def test_relative_datasets_are_read_from_another_folder(
+    open_board: Any, mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A demo's run is shown from the folder above it, as `mixtures audit` shows its rows."""
+    copy = Path(shutil.copytree(mixed, tmp_path / "runs"))
+    monkeypatch.chdir(mixed.parent)
+    for run in copy.iterdir():
+        for file in (run / "plan.json", run / "held-out-1.json"):
+            plan = Plan.load(file)
+            sources = [
+                replace(source, url=str(Path(source.url).relative_to(mixed.parent)))
+                for source in plan.sources
+            ]
+            replace(plan, sources=tuple(sources)).save(file)
+    monkeypatch.chdir(tmp_path)
+    client = open_board(copy)
+    client.board.measure()
+    assert [run["bytes_problem"] for run in listed(client).values()] == [None, None]
+
+
 @pytest.mark.parametrize("about", ["{", '{"held_out": null}'])
 def test_held_out_datasets_that_are_not_known_have_a_reason(
     open_board: Any, mixed: Path, tmp_path: Path, about: str
