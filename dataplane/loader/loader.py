@@ -57,7 +57,10 @@ class Loader:
         if it exists."""
         problems = []
         if not 0 <= rank < world or micro_batch < 1 or workers < 0:
-            problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers"
+            problem = (
+                f"rank {rank} of {world}, {micro_batch} rows a micro-batch, {workers} workers: "
+                "ranks count from 0, and a micro-batch has a row or more"
+            )
             problems.append(ConfigProblem("", problem))
         if start_step is not None and not plan.first_step <= start_step <= plan.end_step:
             problem = f"step {start_step} is not in the plan, whose steps are {plan.first_step} to "

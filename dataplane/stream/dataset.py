@@ -61,7 +61,10 @@ class StreamDataset(IterableDataset[Item]):
         cache: Cache | None = None,
     ) -> None:
         if not 0 <= rank < world or micro_batch < 1:
-            problem = f"rank {rank} of {world}, {micro_batch} rows a micro-batch"
+            problem = (
+                f"rank {rank} of {world}, {micro_batch} rows a micro-batch: ranks count from 0, "
+                "and a micro-batch has a row or more"
+            )
             raise ConfigError("the dataset", [ConfigProblem("", problem)])
         if names not in get_args(Names):
             problem = (
