@@ -32,7 +32,11 @@ class Shell:
         """Print a command, run it, and return its exit code, one of `expected`."""
         command.say(f"\n$ {join(words)}")
         child = subprocess.Popen(words, cwd=self.folder, env=_environment())
-        code = _wait(child)
+        try:
+            code = _wait(child)
+        except (KeyboardInterrupt, SystemExit):
+            command.say(f"to go on, run the same `{self.program}` again")
+            raise
         if code not in expected:
             raise RunError(
                 f"`{join(words)}` ended with exit code {code}",

@@ -58,3 +58,4 @@ def test_an_interruption_is_said_once(tmp_path: Path, code: int) -> None:
     result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 130, result.stderr
     assert result.stderr.count("interrupted\n") == 1
+    assert "to go on, run the same `test` again" in result.stderr
