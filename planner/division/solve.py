@@ -25,7 +25,7 @@ from ...trainer.layout.cuts import Cuts
 from .bounds import quick_bound
 from .choices import EXCESSIVE, Relaxation, price_overflow
 from .problem import Choice, Problem, Solution, StagePlan, cost_stage, price, price_division
-from .program import Start, balance_bytes, balance_seconds, find_cuts
+from .program import Start, balance_bytes, balance_seconds, find_cuts, sum_fastest
 
 TOLERANCE = 3e-3
 """Part of the price by which a solution may be above the bound."""
@@ -152,7 +152,7 @@ class Divisions:
         ):
             chosen = [c for c, n in zip(choices, by_choice, strict=True) for _ in range(n)]
             queues[column] = sorted(chosen, key=lambda choice: -choice.backward)
-        for step in (1, -1)[: problem.chunks]:
+        for step in (1, -1)[: problem.chunks if exact else 1]:
             remaining = {column: [*queue] for column, queue in queues.items()}
             chunks: list[tuple[tuple[Choice, ...], ...]] = [
                 tuple(
@@ -174,12 +174,24 @@ class Divisions:
     def estimate(self, cuts: Cuts) -> float:
         """Estimate the step from the stages' seconds, without their waits, and with those of all
         excess."""
-        problem, stages = self.problem, [plans[0] for plans in self.plan_stages(cuts, exact=False)]
-        step = before = 0.0
-        for plan in stages:
-            step = max(step, before + problem.micro_batches * plan.seconds)
-            before += plan.forward[0] + plan.backward[0] + 2 * problem.message
+        stages = [plans[0] for plans in self.plan_stages(cuts, exact=False)]
+        step = self._add_stages([plan.passes for plan in stages])
         return step + sum(self._price_excess(stages))
+
+    def estimate_fastest(self, cuts: Cuts) -> float:
+        """Estimate the step if memory were unlimited."""
+        sums = sum_fastest(self.problem).tolist()
+        chunks = [sums[first] - sums[end] for first, end in self.problem.ranges(cuts)]
+        stages = self.problem.stages
+        return self._add_stages([chunks[stage::stages] for stage in range(stages)])
+
+    def _add_stages(self, passes: Sequence[Sequence[float]]) -> float:
+        """Estimate the step from the seconds of both passes, by stage and chunk."""
+        step = before = 0.0
+        for chunks in passes:
+            step = max(step, before + self.problem.micro_batches * sum(chunks))
+            before += chunks[0] + 2 * self.problem.message
+        return step
 
     def _price_excess(self, stages: Sequence[StagePlan]) -> list[float]:
         """Return the seconds that each stage's bytes beyond its budget cost."""

@@ -216,10 +216,10 @@ class LayoutSearch:
         offloaded = offloaded or self._push_offloaded(grid, bound, bytes_bound)
         if bytes_bound > bound * (1 + MARGIN):
             yield bytes_bound
-        start = Divisions(self._problem(grid)).find_start()
-        unlimited = self.costs.fastest_problem(grid, simulate=self.simulate)
-        slow_down = start.estimate / Divisions(unlimited).estimate(start.cuts)
-        del unlimited  # the node may wait for long
+        divisions = Divisions(self._problem(grid))
+        start = divisions.find_start()
+        slow_down = divisions.estimate(start.cuts) / divisions.estimate_fastest(start.cuts)
+        del divisions  # the node may wait for long
         offloaded = offloaded or self._push_offloaded(grid, bound, bound * slow_down)
         yield start.estimate
         if not self._solve(grid, start) and not offloaded:
