@@ -39,9 +39,9 @@ def format_count(number: float, plural: str) -> str:
     return f"{format_number(number)} {plural.removesuffix('s') if number == 1 else plural}"
 
 
-def exact_count(number: int, things: str) -> str:
+def exact_count(number: int, plural: str) -> str:
     """Format a count with all its digits and its noun: '1 file', '1,234 files'."""
-    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
+    return f"{number:,} {plural.removesuffix('s') if number == 1 else plural}"
 
 
 def format_seconds(seconds: float) -> str:

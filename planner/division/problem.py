@@ -241,6 +241,10 @@ class Division:
     """By layer."""
     stages: tuple[StagePlan, ...]
 
+    def bounded(self, bound: float) -> Solution:
+        """Return the division with a lower bound, at most its price, on the price of all."""
+        return Solution(self.price, self.cuts, self.choices, self.stages, min(bound, self.price))
+
 
 @dataclass(frozen=True)
 class Solution(Division):

@@ -68,8 +68,7 @@ def solve(
     if best.score >= ceiling:
         return None
     choices = assign_choices(problem, best)
-    division = price_division(problem, best.cuts, choices)
-    return Solution(**vars(division), bound=min(bound, division.price))
+    return price_division(problem, best.cuts, choices).bounded(bound)
 
 
 class Divisions:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import combinations
 from typing import NamedTuple
 
-from ..division.problem import Choice, Solution, price_division
+from ..division.problem import Choice, price_division
 from ..prices.layers import Costs
 from .outcome import Candidate
 
@@ -48,7 +48,7 @@ def exchange_choices(costs: Costs, candidate: Candidate) -> Candidate:
         num_timelines -= 1
         timelines = costs.timelines(grid, cuts, [choice.name for choice in choices])
         if max(timeline.highest for timeline in timelines) <= problem.budget:
-            solution = Solution(**vars(division), bound=min(solution.bound, division.price))
+            solution = division.bounded(solution.bound)
             candidate = replace(candidate, solution=solution, timelines=timelines)
             moves = _enumerate_moves(candidate)
     return candidate

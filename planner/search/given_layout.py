@@ -12,7 +12,7 @@ from ...trainer.layout.cuts import Cuts
 from ...trainer.layout.stages import choose_cuts
 from ...trainer.run.config import RunConfig
 from ..division.bounds import quick_bound
-from ..division.problem import Solution, price_division
+from ..division.problem import price_division
 from ..grid.grid import Grid, make_grid
 from ..prices.layers import Costs
 from .outcome import Candidate
@@ -48,8 +48,7 @@ def price_layout(
     rules = [rule for rule, _, _ in keys]
     sequence = [sequence for _, _, sequence in keys]
     timelines = costs.memory.timelines(grid, engine, cuts, rules, sequence)
-    bound = min(division.price, quick_bound(problem))
-    return Candidate(grid, problem, Solution(**vars(division), bound=bound), timelines)
+    return Candidate(grid, problem, division.bounded(quick_bound(problem)), timelines)
 
 
 def price_run(costs: Costs, run: RunConfig, gpus: int, budget: float) -> Candidate:

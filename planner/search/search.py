@@ -53,6 +53,8 @@ NEAR_IDEA = 0.98
 """The same for an idea that has no plan yet: it would replace the last that is shown."""
 NEAR_KIND = 0.95
 """The same for the best plan with a kind of parallelism, which says why the best do without it."""
+NEAR_OFFLOAD = 0.95
+"""The same for the layout with its optimizer in host memory, beside the layout without."""
 FARTHEST = 8.0
 """Plans that take more than this multiple of the best step are no candidates, however few."""
 MARGIN = 1e-9
@@ -218,7 +220,7 @@ class LayoutSearch:
             yield bytes_bound
         divisions = Divisions(self._problem(grid))
         start = divisions.find_start()
-        slow_down = divisions.estimate(start.cuts) / divisions.estimate_fastest(start.cuts)
+        slow_down = start.estimate / divisions.estimate_fastest(start.cuts)
         del divisions  # the node may wait for long
         offloaded = offloaded or self._push_offloaded(grid, bound, bound * slow_down)
         yield start.estimate
@@ -229,7 +231,7 @@ class LayoutSearch:
         """Push the layout with its optimizer in host memory, if its bound is below the price of the
         layout without."""
         engine = grid.engine
-        if bound >= NEAR * price or not self.may_offload or engine.offloads:
+        if bound >= NEAR_OFFLOAD * price or not self.may_offload or engine.offloads:
             return False
         if id(engine) not in self._offloading:
             self._offloading[id(engine)] = engine.offloading()
@@ -239,7 +241,7 @@ class LayoutSearch:
         offloaded = replace(grid, engine=offloading)
         if find_refusal(offloaded, self.num_gpus, self.costs.precision) is not None:
             return False
-        return self._push_grid(offloaded, bound, {}, NEAR * price)
+        return self._push_grid(offloaded, bound, {}, NEAR_OFFLOAD * price)
 
     def _solve(self, grid: Grid, start: Start) -> bool:
         """Add the best plan of a layout, if it beats the ceiling. Return False if none fits."""

@@ -100,11 +100,11 @@ def test_a_found_plan_fits_by_its_timeline_and_less_memory_takes_longer(costs: C
     [tight] = search(costs, 2, budget, settings=expected, num_best=1).candidates
     assert tight.timelines[0].highest <= budget
     assert tight.solution.price > free.solution.price
-    ways = [choice.name for choice in tight.choices]
+    ways = [choice.name for choice in tight.solution.choices]
     again = costs.timelines(tight.grid, tight.solution.cuts, ways, every=True)
     assert again[0].highest == tight.timelines[0].highest
     # Layers that need most while they run come first: later ones have given theirs back by then.
-    works = [choice.workspace for choice in tight.choices]
+    works = [choice.workspace for choice in tight.solution.choices]
     by_kind = [
         [w for w, s in zip(works, costs.trace.layers, strict=True) if s == kind]
         for kind in {*costs.trace.layers}
