@@ -284,7 +284,7 @@ def test_phases_that_are_too_small_have_one_hint(ask: Any) -> None:
     ]
     small = replace(job, plan=cast(Any, SimpleNamespace(phases=phases)))
     with pytest.raises(LayoutError, match="phase warm has 2, phase anneal has 1") as caught:
-        checks._batches(small)
+        checks._check_batches(small)
     assert caught.value.hint == "use at most processes=1, or larger batches"
 
 
