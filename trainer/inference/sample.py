@@ -79,9 +79,17 @@ def sample(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
 
     def read_prompts() -> list[str]:
-        texts = list(prompts) or [line.rstrip("\n") for line in sys.stdin]
+        texts = list(prompts) or [
+            line.decode(errors="surrogateescape").rstrip("\r\n")  # as arguments are decoded
+            for line in sys.stdin.buffer
+        ]
         if not texts:
             raise MisuseError("no prompt", hint="give --prompt TEXT, or lines on stdin")
+        for number, text in enumerate(texts, start=1):
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise MisuseError(
+                    f"prompt {number} is not UTF-8", hint="iconv -t UTF-8 converts text"
+                )
         return texts
 
     with joined_row_ranks(placement.place(weights, as_trained=False)) as ranks:

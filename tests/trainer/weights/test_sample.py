@@ -78,3 +78,9 @@ def test_prompts_are_options_or_lines_of_stdin(run: RunFolder, tmp_path: Path) -
     assert json.loads(asked.stdout) == json.loads(piped.stdout)
     assert [item["prompt"] for item in json.loads(asked.stdout)["samples"]] == ["a", "bc"]
     assert CliRunner().invoke(main, words, input="").exit_code == 2
+    for invalid in (
+        CliRunner().invoke(main, words, input=b"a\nb\xff\n"),
+        CliRunner().invoke(main, [*words, "--prompt", "a", "--prompt", "b\udcff"]),
+    ):
+        assert invalid.exit_code == 2
+        assert "prompt 2 is not UTF-8" in invalid.stderr
