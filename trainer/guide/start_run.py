@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ...console.errors import InputError, LayoutError, MisuseError, StorageError
 from ...console.explain import path_hint
 from ...console.progress import format_bytes, format_duration, format_number
 from ...dataplane.datasets import manifest as manifests
+from ...models.conversion.keys import LENGTH
 from ..cluster.ranks import INTERRUPTED
 from ..folders.folder import RunFolder
 from ..folders.request_folder import RequestFolder
@@ -205,8 +207,13 @@ class Start:
 
     @property
     def _row_length(self) -> int:
+        """Tokens of a row; at most the longest context of given weights."""
         longer = self._is_dna or self.corpus.conversations
-        return SEQ_LENS[self.device] * (LONGER_ROWS if longer else 1)
+        length = SEQ_LENS[self.device] * (LONGER_ROWS if longer else 1)
+        config = Path(self.weights or "") / "config.json"
+        if self.weights is None or not config.exists():
+            return length
+        return min(length, json.loads(config.read_text()).get(LENGTH, length))
 
     def _choose(self, dataset: str) -> list[str]:
         """Choose model, layout and tokens by trials, write the mixture, and return the run's

@@ -175,6 +175,7 @@ def test_conversations_fine_tune_weights(
     assert start("chats", "--weights", "Llama").exit_code == 1  # no tokenizer
     train = ["tokenize", "train", str(corpus), "--vocab-size", "512"]
     assert CliRunner().invoke(main, [*train, "--out", "Llama/tokenizer.json"]).exit_code == 0
+    Path("Llama/config.json").write_text(json.dumps({"max_position_embeddings": 512}))
     # The weights themselves are those of a model that needs no file.
     weights = Candidate("weights", "tiny-transformer", ("model.vocab_size=512",), 10**6)
     monkeypatch.setattr(Start, "_candidates", lambda *_: [weights])
@@ -183,7 +184,7 @@ def test_conversations_fine_tune_weights(
     [build] = commands.starting("tokenize", "build")
     assert build[build.index("--chat") + 1] == "chatml"
     assert build[build.index("--tokenizer") + 1] == "Llama/tokenizer.json"
-    assert "runs/chats/data/train/packed-1024" in commands.lines[-3]
+    assert "runs/chats/data/train/packed-512" in commands.lines[-3]
     assert "optimizer.lr=2e-05" in commands.lines[-1]
 
 
