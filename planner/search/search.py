@@ -9,7 +9,7 @@ A heap holds nodes, which yield rising bounds. The search pops the node with the
 pushes it again with its next one, unless that exceeds the prices of all questions that the node may
 answer: the best plans, the best plan of each idea, and with each kind of parallelism (ideas.py).
 Where the memory of a layout costs time, the layout with its optimizer in host memory is another
-node.
+node, pushed when the heap is empty: by then the best plans have low prices.
 
 Bytes beyond the budget cost more seconds than any step. So layouts that fit come first; where none
 does, those with the smallest excess follow, and the search ends with the nearest.
@@ -54,7 +54,8 @@ NEAR_IDEA = 0.98
 NEAR_KIND = 0.95
 """The same for the best plan with a kind of parallelism, which says why the best do without it."""
 NEAR_OFFLOAD = 0.95
-"""The same for the layout with its optimizer in host memory, beside the layout without."""
+"""The same for a layout with its optimizer in host memory, beside the layout without and beside
+the best plan: it answers no other question."""
 FARTHEST = 8.0
 """Plans that take more than this multiple of the best step are no candidates, however few."""
 MARGIN = 1e-9
@@ -120,6 +121,10 @@ class LayoutSearch:
         """Price of the last idea among those that are shown; infinite while there are fewer."""
         self._state_bounds: dict[tuple[object, ...], float] = {}
         self._num_misfits = 0
+        self._limit = math.inf
+        """Price that all further plans must beat."""
+        self._offloaded: list[tuple[Grid, float, float]] = []
+        """Layouts that offload, their bounds without memory, and the prices that they must beat."""
         self._offloading: dict[int, EngineConfig | None] = {}
         """Engines that offload, by the identity of those that do not: costs are cached by it."""
         self._problems: dict[tuple[int, int, bool], Problem] = {}
@@ -127,15 +132,24 @@ class LayoutSearch:
     def run(self) -> SearchOutcome:
         """Refine nodes until none has a bound below the worst of the best candidates."""
         self._push_shapes()
-        while self._heap:
-            bound, _, ideas, bounds = heapq.heappop(self._heap)
-            if bound < self._ceiling(ideas) and (bound := next(bounds, math.inf)) < math.inf:
-                self._push(bound, ideas, bounds)
+        self._refine_nodes()
+        if self.outcome.candidates:
+            self._limit = NEAR_OFFLOAD * self.outcome.candidates[0].solution.price
+        for grid, bound, price in self._offloaded:
+            self._push_grid(grid, bound, {}, price)
+        self._num_misfits = 0
+        self._refine_nodes()
         outcome = self.outcome
         improved = {id(c): exchange_choices(self.costs, c) for c in outcome.all_candidates}
         outcome.candidates = sorted((improved[id(c)] for c in outcome.candidates), key=_rank)
         outcome.by_idea = {idea: improved[id(c)] for idea, c in outcome.by_idea.items()}
         return outcome
+
+    def _refine_nodes(self) -> None:
+        while self._heap:
+            bound, _, ideas, bounds = heapq.heappop(self._heap)
+            if bound < self._ceiling(ideas) and (bound := next(bounds, math.inf)) < math.inf:
+                self._push(bound, ideas, bounds)
 
     def _ceiling(self, ideas: Sequence[Idea]) -> float:
         """Return the price above which plans of these ideas answer no question: that of the best
@@ -144,11 +158,11 @@ class LayoutSearch:
         if not candidates:
             return math.inf
         if len(candidates) < self.num_best:
-            return FARTHEST * candidates[0].solution.price
+            return min(FARTHEST * candidates[0].solution.price, self._limit)
         best, last = candidates[0].solution.price, candidates[-1].solution.price
         ceiling = max(best, NEAR * last)
-        if not self.num_ideas:
-            return ceiling
+        if not self.num_ideas or self._limit < math.inf:
+            return min(ceiling, self._limit)
         return max(ceiling, min(FACTOR * best, max(map(self._idea_ceiling, ideas))))
 
     def _idea_ceiling(self, idea: Idea) -> float:
@@ -188,13 +202,13 @@ class LayoutSearch:
 
     def _push_grid(
         self, grid: Grid, bound: float, fastest: dict[int, Problem], ceiling: float = math.inf
-    ) -> bool:
-        """Push a layout that has the settings, bounded without the memory. Return False if it is
-        not below the ceiling."""
+    ) -> None:
+        """Push a layout that has the settings, bounded without the memory, if it is below the
+        ceiling."""
         ideas = [name_idea(grid)]
         ceiling = min(ceiling, self._ceiling(ideas))
         if not has_settings(grid.settings(), self.settings or {}):
-            return False
+            return
         self.outcome.grids += 1
         key = id(grid.engine)
         if bound < ceiling:
@@ -203,33 +217,32 @@ class LayoutSearch:
             bound = quick_bound(apply_schedule(fastest[key], grid))
         if bound < ceiling:
             self._push(bound, ideas, self._refine(grid, bound))
-        return bound < ceiling
 
     def _refine(self, grid: Grid, bound: float) -> Iterator[float]:
         """Yield rising bounds on a layout's price: by its state, its bytes, and the start of its
-        division. Then add its best plan. Where memory costs time, so that the layout with its
-        optimizer in host memory may be faster, push that, too."""
+        division. Then add its best plan. Where memory costs time, note the layout with its
+        optimizer in host memory, too."""
         excess = self._bound_state(grid) / self.budget - 1
-        offloaded = excess > 0 and self._push_offloaded(grid, bound, math.inf)
+        offloaded = excess > 0 and self._note_offloaded(grid, bound, math.inf)
         if excess > 0:
             self.outcome.states += 1
             yield max(EXCESSIVE, PENALTY * excess)
         bytes_bound = quick_bound(self._problem(grid))
-        offloaded = offloaded or self._push_offloaded(grid, bound, bytes_bound)
+        offloaded = offloaded or self._note_offloaded(grid, bound, bytes_bound)
         if bytes_bound > bound * (1 + MARGIN):
             yield bytes_bound
         divisions = Divisions(self._problem(grid))
         start = divisions.find_start()
         slow_down = start.estimate / divisions.estimate_fastest(start.cuts)
         del divisions  # the node may wait for long
-        offloaded = offloaded or self._push_offloaded(grid, bound, bound * slow_down)
+        offloaded = offloaded or self._note_offloaded(grid, bound, bound * slow_down)
         yield start.estimate
         if not self._solve(grid, start) and not offloaded:
-            self._push_offloaded(grid, bound, math.inf)
+            self._note_offloaded(grid, bound, math.inf)
 
-    def _push_offloaded(self, grid: Grid, bound: float, price: float) -> bool:
-        """Push the layout with its optimizer in host memory, if its bound is below the price of the
-        layout without."""
+    def _note_offloaded(self, grid: Grid, bound: float, price: float) -> bool:
+        """Note the layout with its optimizer in host memory, and return True, if its bound is below
+        the price of the layout without."""
         engine = grid.engine
         if bound >= NEAR_OFFLOAD * price or not self.may_offload or engine.offloads:
             return False
@@ -241,7 +254,8 @@ class LayoutSearch:
         offloaded = replace(grid, engine=offloading)
         if find_refusal(offloaded, self.num_gpus, self.costs.precision) is not None:
             return False
-        return self._push_grid(offloaded, bound, {}, NEAR_OFFLOAD * price)
+        self._offloaded.append((offloaded, bound, NEAR_OFFLOAD * price))
+        return True
 
     def _solve(self, grid: Grid, start: Start) -> bool:
         """Add the best plan of a layout, if it beats the ceiling. Return False if none fits."""
