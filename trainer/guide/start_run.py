@@ -213,7 +213,8 @@ class Start:
         config = Path(self.weights or "") / "config.json"
         if self.weights is None or not config.exists():
             return length
-        return min(length, json.loads(config.read_text()).get(LENGTH, length))
+        longest: int = json.loads(config.read_text()).get(LENGTH, length)
+        return min(length, longest)
 
     def _choose(self, dataset: str) -> list[str]:
         """Choose model, layout and tokens by trials, write the mixture, and return the run's
